@@ -1,0 +1,96 @@
+"""A rank's contiguous piece of a row-major tensor, as ZeRO cuts them, shown to DCP as boxes.
+
+Implements torch's `_Checkpointable` protocol (`__create_write_items__`, `__create_chunk_list__`,
+`__get_tensor_shard__`), so DCP's stock planners save and load the piece in place and nothing is gathered.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+Box = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Offsets and sizes in the whole tensor, and where the box begins in the flat piece (elements)."""
+
+
+def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
+    """Cut the flat range [start, stop) of a row-major tensor into at most `max(1, 2 * ndim - 1)` boxes."""
+    if stop <= start:
+        return []
+    if len(shape) == 0:
+        return [((), (), 0)]
+    if len(shape) == 1:
+        return [((start,), (stop - start,), 0)]
+    row_size = math.prod(shape[1:])
+    first_whole, last_whole = -(-start // row_size), stop // row_size
+    if first_whole > last_whole:  # inside one row
+        return _in_row(shape, start // row_size, start, stop, start)
+    cut = _in_row(shape, first_whole - 1, start, first_whole * row_size, start)
+    if last_whole > first_whole:
+        rest = shape[1:]
+        offsets, sizes = (first_whole,) + (0,) * len(rest), (last_whole - first_whole, *rest)
+        cut.append((offsets, sizes, first_whole * row_size - start))
+    return cut + _in_row(shape, last_whole, last_whole * row_size, stop, start)
+
+
+def _in_row(shape: tuple[int, ...], row: int, low: int, high: int, start: int) -> list[Box]:
+    """The boxes of flat range [low, high), which lies within `row`; positions count from `start`."""
+    first = row * math.prod(shape[1:])
+    inner = boxes(shape[1:], low - first, high - first)
+    return [((row, *offsets), (1, *sizes), low - start + position) for offsets, sizes, position in inner]
+
+
+class FlatFragment(Tensor):
+    """Elements [start, start + flat.numel()) of a row-major tensor of `shape`; `flat` is a view, never a copy."""
+
+    flat: Tensor
+    start: int
+    boxes: list[Box]
+
+    @staticmethod
+    def __new__(cls, flat: Tensor, shape: tuple[int, ...], start: int) -> "FlatFragment":
+        assert flat.dim() == 1, flat.shape
+        fragment = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=flat.dtype, device=flat.device)  # pyright: ignore[reportAttributeAccessIssue]
+        fragment.flat = flat
+        fragment.start = start
+        fragment.boxes = boxes(tuple(shape), start, start + flat.numel())
+        return fragment
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"FlatFragment(shape={tuple(self.shape)}, start={self.start}, numel={self.flat.numel()})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"a FlatFragment is only read and written by checkpoints, not by {func}")
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, torch.Size(offsets)),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)),
+                    properties=properties,
+                    size=self.size(),
+                ),
+            )
+            for offsets, sizes, _position in self.boxes
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes, _ in self.boxes]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        for offsets, sizes, position in self.boxes:
+            if index.offset is not None and tuple(index.offset) == offsets:
+                return self.flat.detach().narrow(0, position, math.prod(sizes)).view(sizes)
+        raise ValueError(f"no box at {index} in {self!r}")
