@@ -1,0 +1,14 @@
+"""`keepstep schema`: the JSON schema of recipes, so that editors complete and check them."""
+
+import argparse
+
+from train.config_file import recipe_schema
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """It takes no arguments."""
+
+
+def run(options: argparse.Namespace) -> int:  # noqa: ARG001
+    print(recipe_schema())
+    return 0

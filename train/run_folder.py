@@ -1,0 +1,44 @@
+"""What lies where in a run's folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.config import Recipe
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    root: Path
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "RunFolder":
+        return cls(Path(recipe.runs_dir) / recipe.name)
+
+    @property
+    def recipe(self) -> Path:
+        return self.root / "recipe.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def stop_request(self) -> Path:
+        """Made by `keepstep stop`; a run that sees it saves and stops."""
+        return self.root / "STOP"
