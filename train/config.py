@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data_pipeline.config import DataConfig
 from parallel.config import ParallelConfig
+from train.errors import ConfigError
 
 
 class Section(BaseModel):
@@ -173,12 +174,12 @@ class Recipe(Section):
         return self
 
     def grad_accum_steps(self, data_parallel_size: int) -> int:
-        """Micro batches per rank in one step. ValueError if the batch does not divide evenly."""
+        """Micro batches per rank in one step. ConfigError if the batch does not divide evenly."""
         size, micro = self.train.global_batch_size, self.train.micro_batch_size
         chunk = micro * data_parallel_size
         if size % chunk:
             below, above = size // chunk * chunk, -(-size // chunk) * chunk
-            raise ValueError(
+            raise ConfigError(
                 f"train.global_batch_size ({size}) must be a multiple of train.micro_batch_size ({micro}) x "
                 f"data-parallel ranks ({data_parallel_size}) = {chunk}; {size / chunk:.4g} is not whole: use "
                 + " or ".join(str(n) for n in (below, above) if n)

@@ -142,6 +142,7 @@ def _explain_one(item: Any) -> str:
 def _suggest(section: str, key: str) -> str:
     """The nearest name in the same section, or else the same name in another section."""
     names = list(_setting_names(Recipe))
+    section = ".".join(part for part in section.split(".") if not part.isdigit())
     key, prefix = key.replace("-", "_"), f"{section}." if section else ""
     siblings = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     siblings = [name for name in siblings if "." not in name]
