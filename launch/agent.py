@@ -1,0 +1,82 @@
+"""torchrun, except that ranks which ended on purpose are not started again, and their exit code is this one's.
+
+torchrun knows only zero and non-zero: it would restart a run that stopped on request (75) or cannot succeed (2), and
+answers 1 for every failure. Takes torchrun's arguments: `python -m launch.agent --nproc-per-node=2 ... COMMAND`.
+"""
+
+import signal
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from train.exit_codes import FAILED, FAILED_FOR_GOOD, FINISHED, STOPPED
+
+LAST_LINES = 30
+"""Of the failing rank's log, shown when it fails."""
+
+
+def outcome(exit_codes: Collection[int]) -> int:
+    """One exit code for a group of ranks: a failure for good outweighs a stop, a stop outweighs a failure.
+
+    A failure for good on one rank breaks the collectives of the others, which then exit with 1; a rank that says
+    "stopped" has a checkpoint that all ranks took part in.
+    """
+    for code in (FAILED_FOR_GOOD, STOPPED):
+        if code in exit_codes:
+            return code
+    return FAILED if any(exit_codes) else FINISHED
+
+
+def main(argv: Sequence[str]) -> int:
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher import api
+
+    api.LocalElasticAgent = _agent_class()
+    try:
+        torchrun.run(torchrun.parse_args(list(argv)))
+    except ChildFailedError as error:
+        return outcome([failure.exitcode for failure in error.failures.values()])
+    except SignalException as error:
+        print(f"keepstep: ranks killed on {signal.Signals(error.sigval).name}", file=sys.stderr)
+        return FAILED
+    except RendezvousError as error:
+        print(f"keepstep: the nodes did not meet: {type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    return FINISHED
+
+
+def _agent_class() -> Any:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    class Agent(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+            result: Any = super()._monitor_workers(worker_group)  # pyright: ignore[reportCallIssue]
+            if result.is_failed():
+                code = outcome([failure.exitcode for failure in result.failures.values()])
+                if code in (STOPPED, FAILED_FOR_GOOD):
+                    self._remaining_restarts = 0
+                if code != STOPPED:
+                    _show_root_cause(result.failures, self._remaining_restarts)
+            return result
+
+    return Agent
+
+
+def _show_root_cause(failures: dict[int, Any], restarts_left: int) -> None:
+    """The rank that failed first, and the end of what it said."""
+    rank, first = min(failures.items(), key=lambda item: (item[1].timestamp, item[1].exitcode >= 0))
+    ending = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
+    log = Path(first.error_file).with_name("stderr.log")
+    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
+    then = f"starting all ranks again ({restarts_left} restarts left)" if restarts_left else "giving up"
+    text = [f"keepstep: rank {rank} (pid {first.pid}) ended first, by {ending}; {then}"]
+    text += [f"  rank {rank} | {line}" for line in lines]
+    print("\n".join(text), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
