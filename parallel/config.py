@@ -28,6 +28,8 @@ class ParallelConfig(BaseModel):
     """Recompute only every k-th block."""
     reshard_after_forward: bool = True
     """fsdp2: free gathered weights between forward and backward; less memory, one gather more."""
+    reduce_every_micro_batch: bool = True
+    """fsdp2: reduce-scatter gradients after each micro batch; false: once a step, and each rank holds whole ones."""
     cpu_offload: bool = False
     """zero1 to zero3: optimizer state in host memory."""
     compile: bool = False

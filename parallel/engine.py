@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from torch import Size, Tensor, nn
 from torch.optim import Optimizer
 
+from parallel.bootstrap import Runtime
+from parallel.config import ParallelConfig
 from parallel.fragments import FlatFragment
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -65,3 +67,24 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release what the engine holds. Not collective."""
         ...
+
+
+def build_engine(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> Engine:
+    """The engine that the recipe names, with initial weights. Collective. Raises LaunchError."""
+    match config.engine:
+        case "single":
+            from parallel.single import build_single
+
+            return build_single(config, runtime, trainable)
+        case "ddp":
+            from parallel.ddp import build_ddp
+
+            return build_ddp(config, runtime, trainable)
+        case "fsdp2":
+            from parallel.fsdp2 import build_fsdp2
+
+            return build_fsdp2(config, runtime, trainable)
+        case "zero1" | "zero2" | "zero3":
+            from parallel.zero import build_zero
+
+            return build_zero(config, runtime, trainable)

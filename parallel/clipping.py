@@ -1,0 +1,40 @@
+"""The norm of the whole gradient, however it is spread over ranks."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from parallel.collectives import sum_over_ranks
+
+EPSILON = 1e-6
+
+
+def global_norm(gradients: Iterable[Tensor], device: torch.device) -> float:
+    """L2 norm over all elements of all ranks, the same bits on every rank. Collective.
+
+    Each rank adds the squares of what it holds, divided by the number of ranks that hold the same: one sum over all
+    ranks, whatever the layout, and not a number on one rank is not a number on all."""
+    squares = torch.zeros((), dtype=torch.float32, device=device)
+    for gradient in gradients:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        squares += local.float().square().sum() / _copies(gradient)
+    return sum_over_ranks(squares).sqrt().item()
+
+
+def _copies(gradient: Tensor) -> int:
+    """Ranks that hold the same elements."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    if not isinstance(gradient, DTensor):
+        return world_size
+    axes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
+    holders = math.prod(size for placement, size in axes if not isinstance(placement, Replicate))
+    return world_size // holders
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What gradients are multiplied by, so that their norm is at most `max_norm`."""
+    return min(1.0, max_norm / (norm + EPSILON))

@@ -1,0 +1,30 @@
+"""One process: everything is here and nothing moves.
+
+Memory per parameter: 4 bytes of weight, 4 of gradient, 8 of moments; under bf16 and fp16 2 more for the working copy.
+"""
+
+from contextlib import nullcontext
+
+import torch
+
+from parallel.activation_checkpointing import apply_to_blocks
+from parallel.bootstrap import Runtime
+from parallel.config import ParallelConfig
+from parallel.engine import Trainable
+from parallel.precision import DTYPES, LossScaler
+from parallel.torch_engine import TorchEngine, fill
+
+
+def build_single(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
+    with torch.device(runtime.device):
+        model = trainable.build()
+    fill(model, trainable.initial_value)
+    apply_to_blocks(model, config)
+    return TorchEngine(
+        model,
+        trainable.optimizer(model),
+        device=runtime.device,
+        working_dtype=DTYPES[config.precision],
+        scaler=LossScaler() if config.precision == "fp16" else None,
+        exchange=lambda _last: nullcontext(),
+    )
