@@ -4,6 +4,7 @@ torchrun knows only zero and non-zero: it would restart a run that stopped on re
 answers 1 for every failure. Takes torchrun's arguments: `python -m launch.agent --nproc-per-node=2 ... COMMAND`.
 """
 
+import logging
 import signal
 import sys
 from collections.abc import Collection, Sequence
@@ -36,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.launcher import api
 
     api.LocalElasticAgent = _agent_class()
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # we say it better
     try:
         torchrun.run(torchrun.parse_args(list(argv)))
     except ChildFailedError as error:
@@ -60,18 +62,19 @@ def _agent_class() -> Any:
                 if code in (STOPPED, FAILED_FOR_GOOD):
                     self._remaining_restarts = 0
                 if code != STOPPED:
-                    _show_root_cause(result.failures, self._remaining_restarts)
+                    assert self._pcontext is not None
+                    _show_root_cause(result.failures, self._pcontext.stderrs, self._remaining_restarts)
             return result
 
     return Agent
 
 
-def _show_root_cause(failures: dict[int, Any], restarts_left: int) -> None:
-    """The rank that failed first, and the end of what it said."""
+def _show_root_cause(failures: dict[int, Any], logs: dict[int, str], restarts_left: int) -> None:
+    """The rank that failed first, and the end of what it said. `logs`: by local rank; "" is the terminal."""
     rank, first = min(failures.items(), key=lambda item: (item[1].timestamp, item[1].exitcode >= 0))
     ending = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
-    log = Path(first.error_file).with_name("stderr.log")
-    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
+    log = logs.get(first.local_rank)
+    lines = Path(log).read_text(errors="replace").splitlines()[-LAST_LINES:] if log else []
     then = f"starting all ranks again ({restarts_left} restarts left)" if restarts_left else "giving up"
     text = [f"keepstep: rank {rank} (pid {first.pid}) ended first, by {ending}; {then}"]
     text += [f"  rank {rank} | {line}" for line in lines]

@@ -12,6 +12,7 @@ import argparse
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ def start(command: Sequence[str], recipe: Recipe, node: Node, max_restarts: int,
         network.wait_for_head(node.head, node.port, MEET_SECONDS)
     elif node.nodes > 1:
         network.check_free(node.port)
-    arguments = torchrun_arguments(node, folder.logs / socket.gethostname(), run_id(os.environ), max_restarts)
+    arguments = torchrun_arguments(node, folder.logs / socket.gethostname(), run_id(node, os.environ), max_restarts)
     argv = [sys.executable, "-P", "-m", "launch.agent", *arguments, *command]
     return supervise(argv, os.environ | {"KEEPSTEP_RUN": run} | environment(node, os.environ), stop_seconds)
 
@@ -116,11 +117,13 @@ def environment(node: Node, env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in defaults.items() if name not in env}
 
 
-def run_id(env: Mapping[str, str]) -> str:
-    """The same on all nodes of an attempt, and another for each attempt, as far as the environment tells."""
+def run_id(node: Node, env: Mapping[str, str]) -> str:
+    """The same on all nodes of an attempt, and another for each attempt as far as can be known."""
     if "SLURM_JOB_ID" in env:
         return f"job{env['SLURM_JOB_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
-    return "run"
+    if node.nodes > 1:
+        return f"at-{node.port}"
+    return f"{socket.gethostname()}-{os.getpid()}-{time.time():.0f}"
 
 
 def choose_ranks(wanted: int | None, gpus: int, device: str) -> int:
