@@ -1,0 +1,330 @@
+"""Where checkpoints lie and how one appears all at once: a folder of a file system, or a prefix of an object store.
+
+In a file system a checkpoint is written to `.step-N.partial-ID`, every file and folder is fsynced, and a rename makes
+it `step-N`. An object store has no rename: shards go under `step-N/ID/`, and the manifest, written last, makes them
+count.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from train.checkpoint.format import MANIFEST
+
+_STEP = re.compile(r"step-(\d{8,})")
+_DEAD_PARTIAL_SECONDS = 24 * 3600.0
+
+
+class Folder(Protocol):
+    """The files of one checkpoint."""
+
+    def size(self, name: str) -> int: ...
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill `out`. OSError if the file ends before."""
+        ...
+
+    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        """Durable when it returns."""
+        ...
+
+
+class Root(Protocol):
+    """All checkpoints of a run."""
+
+    def steps(self) -> list[int]:
+        """Committed ones, oldest first."""
+        ...
+
+    def folder(self, step: int) -> Folder: ...
+
+    def begin(self, step: int) -> str:
+        """A fresh place to write to, by name. Rank 0 alone."""
+        ...
+
+    def attempt(self, name: str) -> Folder: ...
+
+    def prefix(self, attempt: str) -> str:
+        """What stands before the shards' names of this attempt in the manifest."""
+        ...
+
+    def commit(self, attempt: str, step: int, manifest: bytes) -> None: ...
+
+    def abandon(self, attempt: str) -> None:
+        """Remove what a failed save left. Rank 0 alone; never raises."""
+        ...
+
+    def remove(self, step: int) -> None: ...
+
+    def set_aside(self, step: int) -> str:
+        """Move a damaged checkpoint out of the way and say where it is now."""
+        ...
+
+    def set_aside_before(self) -> list[str]:
+        """The damaged ones that were moved out of the way, now or in earlier runs."""
+        ...
+
+    def sweep(self) -> list[str]:
+        """Remove the leavings of dead savers; their names. Rank 0 alone."""
+        ...
+
+
+def open_root(place: Path | str) -> "Root":
+    return ObjectRoot(place) if isinstance(place, str) and "://" in place else LocalRoot(Path(place))
+
+
+def open_folder(place: Path | str) -> Folder:
+    """One checkpoint, by its own path or URL."""
+    return ObjectFolder(place) if isinstance(place, str) and "://" in place else LocalFolder(Path(place))
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def read_all(folder: Folder, name: str) -> bytes:
+    data = bytearray(folder.size(name))
+    folder.read_into(name, 0, memoryview(data))
+    return bytes(data)
+
+
+class LocalFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def size(self, name: str) -> int:
+        return (self.path / name).stat().st_size
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < len(out):
+                count = os.preadv(descriptor, [out[done:]], start + done)
+                if not count:
+                    raise OSError(f"{name} ends at byte {start + done}")
+                done += count
+        finally:
+            os.close(descriptor)
+
+    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        self.path.mkdir(exist_ok=True)  # rank 0 made it, but a network file system may not show it here yet
+        descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            for part in parts:
+                rest = memoryview(part)
+                while len(rest):
+                    rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(self.path)
+
+
+class LocalRoot:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._locks: dict[str, int] = {}
+
+    def steps(self) -> list[int]:
+        if not self.path.is_dir():
+            return []
+        return sorted(int(match[1]) for entry in self.path.iterdir() if (match := _STEP.fullmatch(entry.name)))
+
+    def folder(self, step: int) -> LocalFolder:
+        return LocalFolder(self.path / step_name(step))
+
+    def begin(self, step: int) -> str:
+        self.path.mkdir(parents=True, exist_ok=True)
+        name = f".{step_name(step)}.partial-{secrets.token_hex(4)}"
+        (self.path / name).mkdir()
+        self._locks[name] = _lock(self.path / name)
+        return name
+
+    def attempt(self, name: str) -> LocalFolder:
+        return LocalFolder(self.path / name)
+
+    def prefix(self, attempt: str) -> str:
+        return ""
+
+    def commit(self, attempt: str, step: int, manifest: bytes) -> None:
+        self.attempt(attempt).write(MANIFEST, [manifest])
+        final = self.path / step_name(step)
+        if final.exists():  # the same step again, after a roll-back: the new one takes its place
+            final.rename(self.path / f".{step_name(step)}.replaced-{secrets.token_hex(4)}")
+        (self.path / attempt).rename(final)
+        sync_folder(self.path)
+        os.close(self._locks.pop(attempt))
+        for replaced in self.path.glob(f".{step_name(step)}.replaced-*"):
+            shutil.rmtree(replaced, ignore_errors=True)
+
+    def abandon(self, attempt: str) -> None:
+        shutil.rmtree(self.path / attempt, ignore_errors=True)
+        if attempt in self._locks:
+            os.close(self._locks.pop(attempt))
+
+    def remove(self, step: int) -> None:
+        """Out of sight by one rename first, so that a half-removed checkpoint is never taken for a whole one."""
+        doomed = self.path / f".{step_name(step)}.removed-{secrets.token_hex(4)}"
+        try:
+            (self.path / step_name(step)).rename(doomed)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def set_aside(self, step: int) -> str:
+        target = self.path / f"damaged-{step_name(step)}-{secrets.token_hex(4)}"
+        (self.path / step_name(step)).rename(target)
+        return str(target)
+
+    def set_aside_before(self) -> list[str]:
+        return sorted(str(path) for path in self.path.glob("damaged-step-*"))
+
+    def sweep(self) -> list[str]:
+        swept = []
+        for entry in sorted(self.path.glob(".step-*.*-*")):
+            if entry.name in self._locks or _held(entry):
+                continue
+            final = self.path / entry.name[1:].split(".")[0]
+            if ".replaced-" in entry.name and not final.exists():  # its saver died between the two renames
+                entry.rename(final)
+                continue
+            shutil.rmtree(entry, ignore_errors=True)
+            swept.append(entry.name)
+        return swept
+
+
+class ObjectFolder:
+    """Through fsspec: `s3://bucket/run/step-00001000`, `gs://`, `memory://`, ..."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._fs, self._path = _filesystem(self.url)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def size(self, name: str) -> int:
+        return self._fs.info(f"{self._path}/{name}")["size"]
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        data = self._fs.cat_file(f"{self._path}/{name}", start=start, end=start + len(out))
+        if len(data) != len(out):
+            raise OSError(f"{name} ends at byte {start + len(data)}")
+        out[:] = data
+
+    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        path = f"{self._path}/{name}"
+        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        with self._fs.open(path, "wb") as file:
+            for part in parts:
+                file.write(bytes(part))
+
+
+class ObjectRoot:
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._fs, self._path = _filesystem(self.url)
+        self._live: set[str] = set()
+
+    def steps(self) -> list[int]:
+        self._fs.invalidate_cache()
+        found = self._fs.glob(f"{self._path}/step-*/{MANIFEST}")
+        return sorted(int(match[1]) for path in found if (match := _STEP.fullmatch(str(path).split("/")[-2])))
+
+    def folder(self, step: int) -> ObjectFolder:
+        return ObjectFolder(f"{self.url}/{step_name(step)}")
+
+    def begin(self, step: int) -> str:
+        name = f"{step_name(step)}/{secrets.token_hex(4)}"
+        self._live.add(name)
+        return name
+
+    def attempt(self, name: str) -> ObjectFolder:
+        return ObjectFolder(f"{self.url}/{name.split('/')[0]}")
+
+    def prefix(self, attempt: str) -> str:
+        return attempt.split("/")[1] + "/"
+
+    def commit(self, attempt: str, step: int, manifest: bytes) -> None:
+        self.folder(step).write(MANIFEST, [manifest])
+        self._live.discard(attempt)
+        for path in self._fs.ls(f"{self._path}/{step_name(step)}", detail=False):  # shards that it replaced
+            if str(path).split("/")[-1] not in (attempt.split("/")[1], MANIFEST):
+                self._fs.rm(path, recursive=True)
+
+    def abandon(self, attempt: str) -> None:
+        self._live.discard(attempt)
+        try:
+            self._fs.rm(f"{self._path}/{attempt}", recursive=True)
+        except Exception:
+            return  # it failed to be written, so it may well fail to be removed; `sweep` tries again
+
+    def remove(self, step: int) -> None:
+        folder = f"{self._path}/{step_name(step)}"
+        try:
+            self._fs.rm_file(f"{folder}/{MANIFEST}")  # first, so that it no longer counts
+            self._fs.rm(folder, recursive=True)
+        except FileNotFoundError:
+            return
+
+    def set_aside(self, step: int) -> str:
+        folder = f"{self._path}/{step_name(step)}"
+        self._fs.mv(f"{folder}/{MANIFEST}", f"{folder}/damaged-{MANIFEST}")
+        return f"{self.url}/{step_name(step)}/damaged-{MANIFEST}"
+
+    def set_aside_before(self) -> list[str]:
+        return sorted(self._fs.glob(f"{self._path}/step-*/damaged-{MANIFEST}"))
+
+    def sweep(self) -> list[str]:
+        return []  # nobody can tell whether another saver still writes there; a later commit of the step removes it
+
+
+def sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    fs, path = fsspec.url_to_fs(url)
+    return fs, path.rstrip("/")
+
+
+def _lock(path: Path) -> int:
+    """Hold a folder for as long as this process lives; a network file system may refuse, then its age decides."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pass
+    return descriptor
+
+
+def _held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks here
+        return time.time() - path.stat().st_mtime < _DEAD_PARTIAL_SECONDS
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,219 @@
+"""Finds the newest good checkpoint and fills the state from it.
+
+Rank 0 alone looks at the folder and tells the others: on a network file system ranks may see different things. A
+checkpoint that is damaged is moved aside, by name and with the reason, and the one before is tried. A checkpoint of
+another run is an error, and so is a folder with nothing but damaged ones: a run never starts from zero by accident.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+from parallel.engine import CheckpointTensor
+from train.checkpoint import rng
+from train.checkpoint.folder import Root, read_all
+from train.checkpoint.format import MANIFEST, RNG_PREFIX, DamagedError, Manifest, decode, flat
+from train.checkpoint.group import Group
+from train.checkpoint.storage import DTYPE_NAMES, ShardReader
+from train.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+_WRAPPERS = ("_orig_mod.", "module.", "_checkpoint_wrapped_module.")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the run is."""
+
+    step: int
+    tokens: int
+    held_out_loss: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded, besides the tensors."""
+
+    progress: Progress
+    path: str
+    rank_states: list[dict[str, Any]]
+    """Of all ranks of the run that saved."""
+    layout: dict[str, Any]
+    """Of the run that saved."""
+    bytes_read: int
+    """By this rank."""
+    random: bytes | None = field(repr=False)
+
+    def restore_rng(self) -> bool:
+        """Set this rank's random states, last before the first step. False if they belong to another layout."""
+        if self.random is not None:
+            rng.restore(self.random)
+        return self.random is not None
+
+
+def plain_names(state: Mapping[str, CheckpointTensor]) -> dict[str, CheckpointTensor]:
+    """Without the prefixes that wrappers insert, wherever they stand."""
+    plain: dict[str, CheckpointTensor] = {}
+    for name, tensor in state.items():
+        parts = [part for part in name.split(".") if part + "." not in _WRAPPERS]
+        stripped = ".".join(parts)
+        assert stripped not in plain, f"two tensors are called {stripped}"
+        plain[stripped] = tensor
+    return plain
+
+
+def load_newest(
+    root: Root,
+    group: Group,
+    state: Mapping[str, CheckpointTensor],
+    identity: Mapping[str, Any],
+    layout: Mapping[str, Any],
+    allow: frozenset[str],
+    record: Callable[..., None],
+) -> Loaded | None:
+    """See `CheckpointManager.load_newest`. Collective."""
+    skipped: dict[int, str] = {}
+
+    def set_aside(step: int, error: DamagedError) -> None:
+        where = _set_aside(root, step)
+        skipped[step] = f"{root.folder(step)}: {error}"
+        record("quarantined", step=step, error=str(error), path=where)
+        log.error("checkpoint of step %d is damaged and was set aside as %s: %s", step, where, error)
+
+    while (found := group.on_rank0(lambda: _newest(root, skipped, set_aside))) is not None:
+        step, manifest = found[0], decode(found[1])
+        group.on_rank0(partial(check_identity, manifest, identity, allow, record))
+        group.gather(partial(check_tensors, manifest, state))
+        try:
+            return _fill(root, group, step, manifest, state, layout)
+        except DamagedError as error:
+            group.on_rank0(partial(set_aside, step, error))
+    return None
+
+
+def _newest(
+    root: Root, skipped: Mapping[int, str], set_aside: Callable[[int, DamagedError], None]
+) -> tuple[int, bytes] | None:
+    """The newest checkpoint whose manifest is intact. Rank 0 alone."""
+    root.sweep()
+    for step in reversed(root.steps()):
+        if step in skipped:
+            continue
+        try:
+            return step, read_manifest(root, step)
+        except DamagedError as error:
+            set_aside(step, error)
+    damaged = list(skipped.values()) or root.set_aside_before()
+    if damaged:
+        raise CheckpointError(
+            "no good checkpoint is left, and the run will not silently start from zero; remove the damaged ones to "
+            f"start anew: {'; '.join(damaged)}"
+        )
+    return None
+
+
+def read_manifest(root: Root, step: int) -> bytes:
+    folder = root.folder(step)
+    try:
+        encoded = read_all(folder, MANIFEST)
+    except OSError as error:
+        raise DamagedError(f"{MANIFEST}: cannot be read ({error})") from error
+    decode(encoded)
+    return encoded
+
+
+def _set_aside(root: Root, step: int) -> str:
+    try:
+        return root.set_aside(step)
+    except OSError:  # a read-only folder, say: then it is only skipped
+        return str(root.folder(step))
+
+
+def check_identity(
+    manifest: Manifest, identity: Mapping[str, Any], allow: frozenset[str], record: Callable[..., None]
+) -> None:
+    """CheckpointError that lists the facts that differ, except the allowed ones (by dotted name or section)."""
+    theirs, ours = flat(manifest.identity), flat(identity)
+    differing = {}
+    for name in sorted(theirs.keys() | ours.keys()):
+        old, new = theirs.get(name), ours.get(name)
+        if old != new:
+            if any(name == allowed or name.startswith(f"{allowed}.") for allowed in allow):
+                record("allowed_difference", name=name, checkpoint=old, run=new)
+            else:
+                differing[name] = f"{name}: {old!r} in the checkpoint, {new!r} in this run"
+    if differing:
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} is of another run: {'; '.join(differing.values())}. Use another "
+            "run name, or the recipe and data of the checkpoint"
+        )
+
+
+def check_tensors(manifest: Manifest, state: Mapping[str, CheckpointTensor]) -> None:
+    """CheckpointError unless checkpoint and state have the same names, shapes and types."""
+    missing = sorted(state.keys() - manifest.state_names)
+    unexpected = sorted(manifest.state_names - state.keys())
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} has other tensors than the model and its optimizer: "
+            f"{len(missing)} missing{_first(missing)}, {len(unexpected)} unexpected{_first(unexpected)}"
+        )
+    wrong, rows = [], set()
+    for name, tensor in state.items():
+        saved = manifest.pieces[name][0]
+        shape = tuple(tensor.shape)
+        if saved.shape != shape or saved.dtype != DTYPE_NAMES[tensor.dtype]:
+            wrong.append(f"{name}: {saved.dtype} {saved.shape} saved, {DTYPE_NAMES[tensor.dtype]} {shape} wanted")
+            rows.add((saved.shape[:1], shape[:1], saved.shape[1:] == shape[1:] and saved.shape != shape))
+    if not wrong:
+        return
+    if len(rows) == 1 and (pair := rows.pop())[2] and any("embed" in name or "head" in name for name in wrong):
+        raise CheckpointError(
+            f"the vocabulary is padded to another size: {pair[0][0]} rows saved, {pair[1][0]} in the model; "
+            f"set model.vocab_size to {pair[0][0]}"
+        )
+    raise CheckpointError(f"{len(wrong)} tensors of another shape or type{_first(wrong)}")
+
+
+def _first(names: list[str]) -> str:
+    if not names:
+        return ""
+    return f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"
+
+
+def _fill(
+    root: Root,
+    group: Group,
+    step: int,
+    manifest: Manifest,
+    state: Mapping[str, CheckpointTensor],
+    layout: Mapping[str, Any],
+) -> Loaded:
+    """Each rank reads its part. DCP's load plans need no word from other ranks; its failures do. Collective."""
+    folder = root.folder(step)
+    reader = ShardReader(folder, manifest)
+    random: list[bytes] = []
+
+    def read() -> None:
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(dict(state), reader.read_metadata())
+        reader.read_data(planner.create_local_plan(), planner)
+        if manifest.layout == layout and (pieces := manifest.pieces.get(f"{RNG_PREFIX}{group.rank:05d}")):
+            random.append(reader.read_whole(pieces[0]))
+
+    group.gather(read)
+    return Loaded(
+        progress=Progress(manifest.step, manifest.tokens, manifest.held_out_loss, manifest.extra),
+        path=str(folder),
+        rank_states=manifest.rank_states,
+        layout=manifest.layout,
+        bytes_read=reader.bytes_read,
+        random=random[0] if random else None,
+    )

@@ -1,0 +1,270 @@
+"""Saves a run's state, and finds and loads the newest good checkpoint.
+
+    manager = CheckpointManager(run / "checkpoints", recipe.checkpoint, identity, events.record, layout=layout)
+    loaded = manager.load_newest(engine.state())
+    ...
+    manager.save(Progress(step, tokens), engine.state(), stream.state(step))   # returns after a copy to host memory
+    manager.poll()                                                             # every step
+    manager.wait()                                                             # before leaving
+
+A save: rank 0 makes a fresh place; every rank writes its shard there; rank 0 gathers what was written, writes the
+manifest and commits. All of it runs in a thread, on a process group of its own. A failure on any rank fails the save on
+all, and the checkpoints before it stay.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from parallel.engine import CheckpointTensor
+from train.checkpoint import rng
+from train.checkpoint.folder import open_root, read_all
+from train.checkpoint.format import MANIFEST, RNG_PREFIX, Manifest, Piece, ShardFile, by_tensor, decode, encode
+from train.checkpoint.group import Group, Outcome, attempt, unwrap
+from train.checkpoint.load import Loaded, Progress, load_newest, plain_names
+from train.checkpoint.retention import superfluous
+from train.checkpoint.staging import Staging
+from train.checkpoint.storage import ShardWriter, piece_of, shard_name
+from train.config import CheckpointConfig
+from train.errors import CheckpointError
+from train.exit_codes import FAILED
+
+__all__ = ["CheckpointManager", "Loaded", "Progress", "SavingFailedError"]
+
+log = logging.getLogger(__name__)
+
+
+class SavingFailedError(CheckpointError):
+    """Several saves in a row failed: going on would risk too much work. Another try may find the disk mended."""
+
+    exit_code = FAILED
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a finished save reports."""
+
+    bytes: int
+    seconds: float
+    removed: list[int] = field(default_factory=list)
+
+
+class CheckpointManager:
+    """Collective to construct. `identity` must match at load; `layout` says whether random states fit."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        config: CheckpointConfig,
+        identity: Mapping[str, Any],
+        record: Callable[..., None],
+        *,
+        layout: Mapping[str, Any] | None = None,
+        allow: frozenset[str] = frozenset(),
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        self._root = open_root(folder)
+        self._config = config
+        self._identity = json.loads(json.dumps(identity))
+        self._layout = json.loads(json.dumps(layout or {}))
+        self._allow = allow
+        self._group = Group(timeout_seconds)
+        self._record = record if self._group.rank == 0 else _ignore
+        self._staging = Staging()
+        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._plan: SavePlan | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: tuple[int, float, Future[Saved]] | None = None
+        self._failures = 0
+        self._losses: dict[int, float | None] = {}
+
+    @property
+    def staging_bytes(self) -> int:
+        """Host memory held for background saves."""
+        return self._staging.bytes
+
+    def save(self, progress: Progress, state: Mapping[str, CheckpointTensor], rank_state: Mapping[str, Any]) -> None:
+        """Save in the background; returns when the state may change again. Collective.
+
+        `rank_state` is JSON of this rank. A failure shows at `poll` or `wait`."""
+        self.wait()
+        began = time.perf_counter()
+        state = plain_names(state)
+        if not state:
+            raise CheckpointError("the engine has no state to save")
+        self._planner.set_up_planner(dict(state), None, self._group.rank == 0)
+        if self._plan is None:  # the layout of an engine never changes
+            self._plan = self._make_plan()
+        plan = self._plan
+        staged = attempt(lambda: self._stage(plan))
+        random = torch.frombuffer(bytearray(rng.capture()), dtype=torch.uint8)
+        saved = self._thread.submit(self._write, progress, plan, staged, random, json.loads(json.dumps(rank_state)))
+        self._saving = (progress.step, time.perf_counter() - began, saved)
+        if not self._config.background:
+            self.wait()
+
+    def poll(self) -> None:
+        """See whether the save in the background has ended. Cheap, not collective.
+
+        SavingFailedError after `checkpoint.max_failures` failures in a row."""
+        if self._saving is not None and self._saving[2].done():
+            self._collect()
+
+    def wait(self) -> None:
+        """Until the last save is committed or has failed. Collective."""
+        if self._saving is not None:
+            self._collect()
+
+    def close(self) -> None:
+        """Wait for the last save and end the thread. Collective."""
+        self.wait()
+        self._thread.shutdown()
+
+    def load_newest(self, state: Mapping[str, CheckpointTensor]) -> Loaded | None:
+        """Fill the tensors in place from the newest good checkpoint; None if there never was one. Collective.
+
+        Damaged ones are moved aside. CheckpointError if only damaged ones are left, or if the checkpoint is of another
+        run: another identity, other tensors."""
+        self.wait()
+        return load_newest(
+            self._root, self._group, plain_names(state), self._identity, self._layout, self._allow, self._record
+        )
+
+    def _make_plan(self) -> SavePlan:
+        """Who writes what. Collective."""
+        plans = self._group.gather(self._planner.create_local_plan)
+        plan = self._group.scatter(lambda: self._planner.create_global_plan(plans)[0])
+        return replace(plan, items=[item for item in plan.items if piece_of(item).bytes])
+
+    def _stage(self, plan: SavePlan) -> dict[MetadataIndex, Tensor]:
+        """This rank's pieces: copies if the save goes on in the background, else as they are."""
+        tensors = [_tensor(self._planner.resolve_data(item)) for item in plan.items]
+        if self._config.background:
+            tensors = self._staging.copy(tensors)
+        return {item.index: tensor for item, tensor in zip(plan.items, tensors, strict=True)}
+
+    def _write(self, progress: Progress, plan: SavePlan, staged: Outcome, random: Tensor, rank_state: Any) -> Saved:
+        """Everything after the copy. Collective; runs in the thread."""
+        began = time.perf_counter()
+        rank = self._group.rank
+        place = self._group.on_rank0(lambda: self._root.begin(progress.step))
+        sizes: list[int] = []
+        rank_states: list[Any] = []
+
+        def commit(files: list[ShardFile], pieces: list[Piece]) -> None:
+            manifest = self._manifest(progress, rank_states, files, pieces)
+            self._root.commit(place, progress.step, encode(manifest))
+            sizes.append(manifest.tensor_bytes)
+
+        def write_shard() -> list[WriteResult]:
+            (tensors,) = unwrap([staged])
+            item = _write_item(f"{RNG_PREFIX}{rank:05d}", random)
+            whole = replace(plan, items=[*plan.items, item], storage_data=self._root.prefix(place) + shard_name(rank))
+            return writer.write_data(whole, _Staged(tensors | {item.index: random})).value()
+
+        writer = ShardWriter(self._root.attempt(place), commit)
+        try:
+            rank_states += self._group.gather(lambda: rank_state)
+            written = self._group.gather(write_shard)
+            self._group.on_rank0(lambda: writer.finish(Metadata({}), written))
+        except BaseException:
+            if rank == 0:
+                self._root.abandon(place)
+            raise
+        self._losses[progress.step] = progress.held_out_loss
+        removed = self._prune() if rank == 0 else []
+        return Saved(sum(sizes), time.perf_counter() - began, removed)
+
+    def _manifest(
+        self, progress: Progress, rank_states: list[Any], files: list[ShardFile], pieces: list[Piece]
+    ) -> Manifest:
+        return Manifest(
+            step=progress.step,
+            tokens=progress.tokens,
+            held_out_loss=progress.held_out_loss,
+            extra=progress.extra,
+            identity=self._identity,
+            layout=self._layout,
+            rank_states=rank_states,
+            versions={name: version(name) for name in ("keepstep", "torch", "safetensors")},
+            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            files=files,
+            pieces=by_tensor(pieces),
+        )
+
+    def _prune(self) -> list[int]:
+        """Remove what retention does not keep. Never fails a save that is already committed."""
+        try:
+            steps = self._root.steps()
+            if self._config.keep_best:
+                for step in set(steps) - set(self._losses):
+                    self._losses[step] = decode(read_all(self._root.folder(step), MANIFEST)).held_out_loss
+            removed = superfluous({step: self._losses.get(step) for step in steps}, self._config)
+            for step in removed:
+                self._root.remove(step)
+            self._root.sweep()
+        except (OSError, CheckpointError) as error:
+            log.warning("old checkpoints could not be removed: %s", error)
+            return []
+        return removed
+
+    def _collect(self) -> None:
+        """Take the outcome of the save in the background, waiting for it if need be."""
+        assert self._saving is not None
+        (step, stall, future), self._saving = self._saving, None
+        try:
+            saved = future.result()
+        except Exception as error:
+            self._failures += 1
+            self._record("save_failed", step=step, error=str(error), in_a_row=self._failures)
+            log.error("checkpoint of step %d failed: %s", step, error)
+            if self._failures >= self._config.max_failures:
+                raise SavingFailedError(
+                    f"checkpoint.max_failures ({self._failures}) saves in a row failed; the last, of step {step}: {error}"
+                ) from error
+            return
+        self._failures = 0
+        self._record(
+            "saved", step=step, bytes=saved.bytes, seconds=saved.seconds, stall_seconds=stall, removed=saved.removed
+        )
+
+
+class _Staged(DefaultSavePlanner):
+    """Resolves a plan's items to tensors that were laid aside before."""
+
+    def __init__(self, tensors: Mapping[MetadataIndex, Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return self._tensors[write_item.index]
+
+
+def _write_item(name: str, tensor: Tensor) -> WriteItem:
+    """One rank's own tensor, which no other rank has."""
+    chunk = ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
+    data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), tensor.size())
+    return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.TENSOR, tensor_data=data)
+
+
+def _tensor(value: Any) -> Tensor:
+    assert isinstance(value, Tensor), type(value)
+    return value
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Only rank 0 records events."""

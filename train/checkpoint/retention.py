@@ -1,0 +1,17 @@
+"""Which checkpoints stay: the newest, every n-th for good, and the best by held-out loss."""
+
+from collections.abc import Mapping
+
+from train.config import CheckpointConfig
+
+
+def superfluous(losses: Mapping[int, float | None], config: CheckpointConfig) -> list[int]:
+    """The steps to remove, of checkpoints given as step -> held-out loss (None: not evaluated at that step)."""
+    steps = sorted(losses)
+    keep = set(steps[-config.keep_last :])
+    if config.keep_every:
+        keep |= {step for step in steps if step % config.keep_every == 0}
+    if config.keep_best:
+        evaluated = [(loss, step) for step, loss in losses.items() if loss is not None]
+        keep |= {step for _, step in sorted(evaluated)[: config.keep_best]}
+    return [step for step in steps if step not in keep]

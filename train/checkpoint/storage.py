@@ -1,0 +1,265 @@
+"""Safetensors shards behind DCP's storage interfaces, so that its planners decide who writes and reads what.
+
+`ShardWriter` writes one shard per rank and, on rank 0, the manifest. `ShardReader` reads the parts of pieces that a
+load plan asks for, each block checked against its xxh3, straight into the destination where that is possible.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from train.checkpoint.folder import Folder
+from train.checkpoint.format import (
+    BLOCK_BYTES,
+    DamagedError,
+    Manifest,
+    Piece,
+    ShardFile,
+    checksum,
+    checksum_blocks,
+    shard_header,
+)
+from train.errors import CheckpointError
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def shard_name(rank: int) -> str:
+    return f"shard-{rank:05d}.safetensors"
+
+
+def piece_of(item: WriteItem) -> Piece:
+    data = item.tensor_data
+    assert data is not None, f"{item.index.fqn} is not a tensor"
+    chunk = data.chunk
+    return Piece(
+        item.index.fqn,
+        DTYPE_NAMES[data.properties.dtype],
+        tuple(data.size),
+        tuple(chunk.offsets),
+        tuple(chunk.sizes),
+    )
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous host tensor."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write_shard(folder: Folder, name: str, parts: Sequence[tuple[Piece, Tensor]]) -> tuple[ShardFile, list[Piece]]:
+    """Write the pieces with these values as one safetensors file; returns where they lie and their checksums."""
+    header = shard_header([piece for piece, _ in parts])
+    placed: list[Piece] = []
+
+    def contents() -> Iterator[memoryview]:
+        start = len(header)
+        for piece, tensor in parts:
+            host = tensor.detach().cpu().contiguous()
+            if not is_finite(host):
+                raise CheckpointError(f"{piece.tensor} holds values that are not finite; nothing was saved")
+            data = as_bytes(host)
+            placed.append(replace(piece, file=name, start=start, checksums=checksum_blocks(data)))
+            start += len(data)
+            yield data
+
+    folder.write(name, chain([memoryview(header)], contents()))
+    size = len(header) + sum(piece.bytes for piece in placed)
+    return ShardFile(name, size, len(header), checksum(header)), placed
+
+
+class ShardWriter(StorageWriter):
+    """DCP writes one checkpoint through this; rank 0 calls `commit(files, pieces)` when every shard is durable."""
+
+    def __init__(
+        self, folder: Folder, commit: Callable[[list[ShardFile], list[Piece]], None], prefix: str = ""
+    ) -> None:
+        self.folder, self.commit, self.prefix = folder, commit, prefix
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def storage_meta(self) -> StorageMeta | None:
+        return None
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [replace(plan, storage_data=self.prefix + shard_name(rank)) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        parts = []
+        for item in plan.items:
+            if 0 not in (piece := piece_of(item)).sizes:
+                value = planner.resolve_data(item)
+                assert isinstance(value, Tensor), item
+                parts.append((piece, value))
+        file, pieces = write_shard(self.folder, plan.storage_data, parts)
+        results = [WriteResult(MetadataIndex(piece.tensor, piece.offsets), piece.bytes, piece) for piece in pieces]
+        results.append(WriteResult(MetadataIndex(""), file.bytes, file))
+        return _done(results)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        written = [result.storage_data for result in chain.from_iterable(results)]
+        files = [entry for entry in written if isinstance(entry, ShardFile)]
+        self.commit(files, [entry for entry in written if isinstance(entry, Piece)])
+
+
+class ShardReader(StorageReader):
+    """DCP reads one checkpoint through this. `bytes_read` counts what came from the files."""
+
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.bytes_read = 0
+        self._pieces = {(p.tensor, p.offsets): p for pieces in manifest.pieces.values() for p in pieces}
+        self._checked: set[str] = set()
+        self._block: tuple[tuple[str, int] | None, bytearray] = (None, bytearray())
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        tensors = {}
+        for name in self.manifest.state_names:
+            pieces = self.manifest.pieces[name]
+            chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in pieces]
+            properties = TensorProperties(dtype=DTYPES[pieces[0].dtype])
+            tensors[name] = TensorStorageMetadata(properties, torch.Size(pieces[0].shape), chunks)
+        return Metadata(tensors)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        wanted = [(self._piece(item), item) for item in plan.items]
+        for piece, item in sorted(wanted, key=lambda pair: (pair[0].file, pair[0].start, pair[1].storage_offsets)):
+            target = planner.resolve_tensor(item).detach()
+            self._read_box(piece, tuple(item.storage_offsets), tuple(item.lengths), target)
+            planner.commit_tensor(item, target)
+        return _done(None)
+
+    def _piece(self, item: ReadItem) -> Piece:
+        offset = item.storage_index.offset
+        assert offset is not None
+        return self._pieces[item.storage_index.fqn, tuple(offset)]
+
+    def read_whole(self, piece: Piece) -> bytes:
+        data = bytearray(piece.bytes)
+        self._read_range(piece, 0, memoryview(data))
+        return bytes(data)
+
+    def _read_box(self, piece: Piece, offsets: tuple[int, ...], sizes: tuple[int, ...], target: Tensor) -> None:
+        """Fill `target` with a box of the piece: directly if its bytes are one run, else by a buffer of its span."""
+        dtype = DTYPES[piece.dtype]
+        strides = torch.empty(piece.sizes, device="meta").stride()
+        first = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
+        last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        start = first * dtype.itemsize
+        one_run = last - first + 1 == target.numel()
+        if one_run and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype:
+            self._read_range(piece, start, as_bytes(target))
+            return
+        span = torch.empty(last - first + 1, dtype=dtype)
+        self._read_range(piece, start, as_bytes(span))
+        target.copy_(span.as_strided(sizes, strides))
+
+    def _read_range(self, piece: Piece, start: int, out: memoryview) -> None:
+        """Bytes [start, start + len(out)) of a piece, block by block; whole blocks go straight to `out`."""
+        self._check_header(piece.file)
+        stop = start + len(out)
+        for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+            low, high = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, piece.bytes)
+            if start <= low and high <= stop:
+                block = out[low - start : high - start]
+                self._read_block(piece, number, block)
+            else:  # only a part of it is wanted; the next box may well want the rest
+                if self._block[0] != (piece.entry, number):
+                    buffer = bytearray(high - low)
+                    self._read_block(piece, number, memoryview(buffer))
+                    self._block = ((piece.entry, number), buffer)
+                part = slice(max(start, low), min(stop, high))
+                out[part.start - start : part.stop - start] = self._block[1][part.start - low : part.stop - low]
+
+    def _read_block(self, piece: Piece, number: int, out: memoryview) -> None:
+        at = piece.start + number * BLOCK_BYTES
+        try:
+            self.folder.read_into(piece.file, at, out)
+        except OSError as error:
+            raise DamagedError(f"{piece.file}: {piece.tensor}: cannot be read ({error})") from error
+        self.bytes_read += len(out)
+        if checksum(out) != piece.checksums[number]:
+            raise DamagedError(f"{piece.file}: {piece.tensor}: bytes {at} to {at + len(out)} do not fit their checksum")
+
+    def _check_header(self, name: str) -> None:
+        """Once per file: its size and the checksum of its header."""
+        if name in self._checked:
+            return
+        file = next(file for file in self.manifest.files if file.name == name)
+        check_file(self.folder, file)
+        self.bytes_read += file.header_bytes
+        self._checked.add(name)
+
+
+def check_file(folder: Folder, file: ShardFile) -> None:
+    """DamagedError unless the file has its size and its header is intact."""
+    header = bytearray(file.header_bytes)
+    try:
+        size = folder.size(file.name)
+        if size != file.bytes:
+            raise DamagedError(f"{file.name}: has {size} bytes, not {file.bytes}")
+        folder.read_into(file.name, 0, memoryview(header))
+    except OSError as error:
+        raise DamagedError(f"{file.name}: cannot be read ({error})") from error
+    if checksum(header) != file.header_checksum:
+        raise DamagedError(f"{file.name}: the header does not fit its checksum")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """A sum is not finite if an element is not; only a suspicious one costs the exact look."""
+    if tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        return True
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def _done(value: Any) -> Future:
+    future: Future = Future()
+    future.set_result(value)
+    return future
