@@ -24,6 +24,8 @@ from train.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 _WRAPPERS = ("_orig_mod.", "module.", "_checkpoint_wrapped_module.")
+_OPTIONAL = "scaler."
+"""fp16's loss scale: there only in fp16, and another precision is no other run."""
 _SHOWN = 5
 
 
@@ -158,16 +160,17 @@ def check_identity(
 
 def check_tensors(manifest: Manifest, state: Mapping[str, CheckpointTensor]) -> None:
     """CheckpointError unless checkpoint and state have the same names, shapes and types."""
-    missing = sorted(state.keys() - manifest.state_names)
-    unexpected = sorted(manifest.state_names - state.keys())
+    missing = sorted(name for name in state.keys() - manifest.state_names if not name.startswith(_OPTIONAL))
+    unexpected = sorted(name for name in manifest.state_names - state.keys() if not name.startswith(_OPTIONAL))
     if missing or unexpected:
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} has other tensors than the model and its optimizer: "
             f"{len(missing)} missing{_first(missing)}, {len(unexpected)} unexpected{_first(unexpected)}"
         )
-    wrong, rows = [], set()
-    for name, tensor in state.items():
-        saved = manifest.pieces[name][0]
+    wrong: list[str] = []
+    rows = set()
+    for name in state.keys() & manifest.state_names:
+        saved, tensor = manifest.pieces[name][0], state[name]
         shape = tuple(tensor.shape)
         if saved.shape != shape or saved.dtype != DTYPE_NAMES[tensor.dtype]:
             wrong.append(f"{name}: {saved.dtype} {saved.shape} saved, {DTYPE_NAMES[tensor.dtype]} {shape} wanted")
@@ -203,7 +206,8 @@ def _fill(
 
     def read() -> None:
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(state), reader.read_metadata())
+        wanted = {name: tensor for name, tensor in state.items() if name in manifest.state_names}
+        planner.set_up_planner(wanted, reader.read_metadata())
         reader.read_data(planner.create_local_plan(), planner)
         if manifest.layout == layout and (pieces := manifest.pieces.get(f"{RNG_PREFIX}{group.rank:05d}")):
             random.append(reader.read_whole(pieces[0]))

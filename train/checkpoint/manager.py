@@ -233,9 +233,8 @@ class CheckpointManager:
             self._record("save_failed", step=step, error=str(error), in_a_row=self._failures)
             log.error("checkpoint of step %d failed: %s", step, error)
             if self._failures >= self._config.max_failures:
-                raise SavingFailedError(
-                    f"checkpoint.max_failures ({self._failures}) saves in a row failed; the last, of step {step}: {error}"
-                ) from error
+                failures = f"checkpoint.max_failures ({self._failures}) saves in a row failed"
+                raise SavingFailedError(f"{failures}, the last at step {step}: {error}") from error
             return
         self._failures = 0
         self._record(

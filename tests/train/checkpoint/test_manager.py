@@ -208,7 +208,7 @@ def test_weights_that_are_not_finite_are_never_committed(tmp_path: Path) -> None
     assert "model.norm.weight holds values that are not finite" in events.list[-1][1]["error"]
     manager.save(Progress(3, 3), bad, {})
     with pytest.raises(
-        SavingFailedError, match=r"checkpoint.max_failures \(2\) saves in a row failed; the last, of step 3"
+        SavingFailedError, match=r"checkpoint.max_failures \(2\) saves in a row failed, the last at step 3"
     ):
         manager.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001"]
