@@ -1,71 +1,70 @@
 """`python -m train RECIPE [SECTION.KEY=VALUE ...]`: one rank of a training run, however it was started.
 
-Handlers for stop signals stand before anything slow is imported, so that no signal is lost or fatal.
+Handlers for stop signals stand before anything slow is imported, so that no signal is lost or fatal. A rank that fails
+says why and leaves at once, without a collective: its peers see the lost connection.
 """
 
 import argparse
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
+from train.errors import USER_ERRORS
+from train.exit_codes import FAILED
 from train.stop import StopRequest
 
+PEER_SECONDS = 2.0
+"""How long a failing rank other than 0 lets rank 0 speak first, where all ranks meet the same mistake."""
 
-def main(arguments: Sequence[str]) -> None:
-    """Train, and leave the process with one of the codes of `train.exit_codes`. Never returns."""
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Train, and leave the process with one of the codes of `train.exit_codes`."""
     stop = StopRequest()
     stop.install()
     parser = argparse.ArgumentParser(prog="python -m train", description="Train a recipe as one rank of a run.")
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="SECTION.KEY=VALUE")
     options = parser.parse_args(arguments)
-
-    from train.errors import USER_ERRORS
-    from train.exit_codes import FAILED
-
-    rank = os.environ.get("RANK", "0")
+    rank = int(os.environ.get("RANK", "0"))
     try:
         code = train_recipe(options.recipe, options.overrides, stop)
     except USER_ERRORS as error:
-        if rank == "0":
-            print(f"keepstep: {error}", file=sys.stderr, flush=True)
-        leave_now(error.exit_code)
-    except BaseException:
-        print(f"keepstep: rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        leave_now(FAILED)
-    else:
-        from parallel.bootstrap import leave
+        if rank == 0 or not _ended_by_launcher(stop):
+            print(f"keepstep: {error}", file=sys.stderr)
+        _leave_at_once(error.exit_code)
+    except Exception:
+        print(f"keepstep: rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr)
+        _leave_at_once(FAILED)
+    from parallel.bootstrap import leave
 
-        leave(code)
+    leave(code)
 
 
 def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest) -> int:
-    """Read, check, start the ranks, train. Returns the exit code. Collective."""
+    """Read, check, meet the other ranks, train. Returns the exit code. Collective."""
     from parallel.environ import read_world
+    from parallel.mpi import meet
     from train.config_file import load_recipe
     from train.run_folder import RunFolder
 
     recipe = load_recipe(path, overrides)
-    world = read_world(os.environ)
+    world = meet(read_world(os.environ))
     folder = RunFolder.of(recipe)
+    folder.root.mkdir(parents=True, exist_ok=True)
     stop.file = folder.stop_request
     set_up_logging(world.rank)
 
-    from parallel.bootstrap import start  # from here on, torch
+    from parallel.bootstrap import start  # torch is imported from here on
     from train.loop import train
     from train.run import open_run
 
-    folder.root.mkdir(parents=True, exist_ok=True)
     runtime = start(recipe.parallel, world)
-    run = open_run(recipe, runtime, stop)
-    code = train(run)
-    run.checkpoints.close()
-    run.stream.close()
-    run.metrics.close()
-    run.engine.close()
-    return code
+    with open_run(recipe, runtime, stop) as run:
+        return train(run)
 
 
 def set_up_logging(rank: int) -> None:
@@ -78,8 +77,15 @@ def set_up_logging(rank: int) -> None:
     )
 
 
-def leave_now(code: int) -> None:
-    """After an error: no collective, no clean-up that could wait for a peer."""
+def _ended_by_launcher(stop: StopRequest) -> bool:
+    """Whether a peer's failure made the launcher end this rank too: then the peer has told the cause."""
+    deadline = time.monotonic() + PEER_SECONDS
+    while not stop and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(stop)
+
+
+def _leave_at_once(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

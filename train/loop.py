@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 def train(run: Run) -> int:
     """Train until the recipe's last step or a request to stop; returns the exit code. Collective."""
-    recipe, runtime, engine, progress = run.recipe, run.runtime, run.engine, run.progress
+    recipe, runtime, engine, place = run.recipe, run.runtime, run.engine, run.place
     n_sources = len(recipe.data.sources)
     loss_fn = loss_by_source(n_sources)
     tokens_per_step = recipe.train.global_batch_size * recipe.model.seq_len
-    batches = run.open_batches(progress.data_step)
-    saved_step = progress.step if run.resumed else -1
+    batches = run.open_batches(place.data_step)
+    saved_step = place.step if run.resumed else -1
     started = time.perf_counter()
 
-    while progress.step < recipe.train.steps:
+    while place.step < recipe.train.steps:
         micro_batches = next(batches)
         # One sum over ranks tells the targets of the whole global batch and whether anybody was asked to stop.
         told = torch.cat((labels_by_source(micro_batches, n_sources), torch.tensor([float(bool(run.stop))])))
@@ -40,12 +40,12 @@ def train(run: Run) -> int:
         if stops:
             break
         if not sum(targets_S):
-            log.warning("no targets in the batch of step %d; it is skipped", progress.step + 1)
-            progress = progress.after_skip()
+            log.warning("no targets in the batch of step %d; it is skipped", place.step + 1)
+            place = place.after_skip()
             continue
 
-        seed_rank(recipe.train.seed, runtime, progress.data_step)
-        lr = learning_rate(progress.step + 1, recipe.train.steps, recipe.optim)
+        seed_rank(recipe.train.seed, runtime, place.data_step)
+        lr = learning_rate(place.step + 1, recipe.train.steps, recipe.optim)
         loss_S = engine.forward_backward(
             [to_device(batch, runtime.device) for batch in micro_batches],
             loss_fn,
@@ -54,22 +54,22 @@ def train(run: Run) -> int:
         grad_norm = engine.step(lr, recipe.optim.max_grad_norm)
         losses_S = total(loss_S.double().cpu(), runtime)
         if not math.isfinite(grad_norm):
-            log.warning("gradient norm %s after step %d; the batch is skipped", grad_norm, progress.step)
-            progress = progress.after_skip()
+            log.warning("gradient norm %s after step %d; the batch is skipped", grad_norm, place.step)
+            place = place.after_skip()
             continue
-        progress = progress.after_step(tokens_per_step)
+        place = place.after_step(tokens_per_step)
 
         seconds = time.perf_counter() - started
         started = time.perf_counter()
         flops = flops_per_token(recipe.model) * tokens_per_step / seconds
         run.metrics.write(
-            progress.step,
+            place.step,
             {
                 "loss": sum(losses_S) / sum(targets_S),
                 "lr": lr,
                 "grad_norm": grad_norm,
-                "tokens": progress.tokens,
-                "data_step": progress.data_step,
+                "tokens": place.tokens,
+                "data_step": place.data_step,
                 "tokens_per_second": tokens_per_step / seconds,
                 "model_flops_per_second": flops,
                 "share_of_peak": flops / run.peak_flops,
@@ -79,20 +79,24 @@ def train(run: Run) -> int:
             seconds,
         )
 
-        last = progress.step == recipe.train.steps
+        last = place.step == recipe.train.steps
         every = recipe.train.eval_every
-        if recipe.train.eval_sequences and (last or (every and progress.step % every == 0)):
+        if recipe.train.eval_sequences and (last or (every and place.step % every == 0)):
             held_out = evaluate(recipe, runtime, engine, run.stream, run.stop)
             if held_out is not None:
-                progress = progress.with_held_out(held_out.loss)
-                run.metrics.write_evaluation(progress.step, {"held_out_loss": held_out.loss})
-                log.info("step %d  held-out loss %.4f (%d tokens)", progress.step, held_out.loss, held_out.tokens)
-        if last or progress.step % recipe.checkpoint.every == 0:
-            run.save(progress)
-            saved_step = progress.step
+                place = place.evaluated(held_out.loss)
+                run.metrics.write_evaluation(place.step, {"held_out_loss": held_out.loss})
+                log.info("step %d  held-out loss %.4f (%d tokens)", place.step, held_out.loss, held_out.tokens)
+        if last or place.step % recipe.checkpoint.every == 0:
+            run.save(place)
+            saved_step = place.step
         run.checkpoints.poll()
 
-    if saved_step != progress.step:
-        run.save(progress)
+    if saved_step != place.step:
+        run.save(place)
     run.checkpoints.wait()
-    return FINISHED if progress.step >= recipe.train.steps else STOPPED
+    finished = place.step >= recipe.train.steps
+    run.record("finished" if finished else "stopped", step=place.step, reason=run.stop.reason)
+    if not finished:
+        log.info("stopped at step %d (%s); the same command goes on from there", place.step, run.stop.reason)
+    return FINISHED if finished else STOPPED

@@ -32,13 +32,9 @@ class Metrics:
 
     def write(self, step: int, record: dict[str, Any], seconds: float) -> None:
         """`record` holds plain numbers; `seconds` is how long the step took."""
-        if self._file is None or self._board is None:
+        if self._file is None:
             return
-        self._file.write(json.dumps({"step": step, **record}) + "\n")
-        self._file.flush()
-        for name, value in record.items():
-            if isinstance(value, int | float):
-                self._board.add_scalar(name, value, step)
+        self._append(step, record)
         previous = self._step_seconds
         self._step_seconds = seconds if previous is None else 0.9 * previous + 0.1 * seconds
         line = self._line(step, record)
@@ -49,9 +45,12 @@ class Metrics:
             log.info("%s", line)
 
     def write_evaluation(self, step: int, record: dict[str, float]) -> None:
+        self._append(step, record)
+
+    def _append(self, step: int, record: dict[str, Any]) -> None:
         if self._file is None or self._board is None:
             return
-        self._file.write(json.dumps({"step": step, **record}) + "\n")
+        self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **record}) + "\n")
         self._file.flush()
         for name, value in record.items():
             self._board.add_scalar(name, value, step)

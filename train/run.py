@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
@@ -14,7 +15,8 @@ from data_pipeline.stream import Stream, open_stream
 from parallel.bootstrap import Runtime, seed_rank
 from parallel.collectives import sum_over_ranks
 from parallel.engine import Engine, Trainable, build_engine
-from train.checkpoint.manager import CheckpointManager, Progress
+from parallel.precision import DTYPES
+from train.checkpoint.manager import CheckpointManager
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
 from train.errors import ConfigError
@@ -23,6 +25,7 @@ from train.flops import count_parameters, measure_matmul_peak
 from train.metrics import Metrics
 from train.model import GPT, initial_value
 from train.optim import build_optimizer
+from train.place import Place
 from train.run_folder import RunFolder
 from train.stop import StopRequest
 
@@ -39,7 +42,7 @@ class Run:
     metrics: Metrics
     record: EventLog
     stop: StopRequest
-    progress: Progress
+    place: Place
     """Where the run stands as it starts."""
     resumed: bool
     peak_flops: float
@@ -56,9 +59,9 @@ class Run:
             world_size=self.runtime.data_parallel_size,
         )
 
-    def save(self, progress: Progress) -> None:
+    def save(self, place: Place) -> None:
         """Collective."""
-        self.checkpoints.save(progress, self.engine.state(), self.stream.state(progress.data_step))
+        self.checkpoints.save(place.as_progress(), self.engine.state(), self.stream.state(place.data_step))
 
     def loss_of_each_source(self, losses_S: list[float], targets_S: list[float]) -> dict[str, float]:
         """Mean loss by source, where there are several."""
@@ -73,7 +76,18 @@ def total(values: Tensor, runtime: Runtime) -> list[float]:
     return (sum_over_ranks(values) / runtime.layout.tensor).tolist()  # tensor-parallel peers bring the same values
 
 
-def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Run:
+@contextmanager
+def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Iterator[Run]:
+    """A run that is ready for its next step; closed only if all went well, for closing is collective. Collective."""
+    run = _build_run(recipe, runtime, stop)
+    yield run
+    run.checkpoints.close()
+    run.stream.close()
+    run.metrics.close()
+    run.engine.close()
+
+
+def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Run:
     """Everything from the data to the loaded checkpoint. Collective."""
     folder = RunFolder.of(recipe)
     is_rank_0 = runtime.world.rank == 0
@@ -82,6 +96,7 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Run:
     check_fit(recipe, runtime, stream)
     if is_rank_0:
         folder.recipe.write_text(recipe_as_yaml(recipe), encoding="utf-8")
+    record("started", world_size=runtime.world.world_size, engine=recipe.parallel.engine)
     announce(recipe, runtime, stream)
 
     seed_rank(recipe.train.seed, runtime, 0)
@@ -92,28 +107,41 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Run:
     )
     engine = build_engine(recipe.parallel, runtime, trainable)
     identity = {"model": recipe.model.model_dump(mode="json"), "data": stream.fingerprint}
-    checkpoints = CheckpointManager(folder.checkpoints, recipe.checkpoint, identity, record)
-    started = time.perf_counter()
-    loaded = checkpoints.load_newest(engine.state())
-    progress = Progress()
-    if loaded is not None:
-        engine.loaded()
-        stream.restore(loaded.rank_states)
-        progress = loaded.progress
-        seconds = time.perf_counter() - started
-        log.info("resumed from step %d (%d tokens) in %.1f s", progress.step, progress.tokens, seconds)
-        record("resumed", step=progress.step, seconds=round(seconds, 3))
+    checkpoints = CheckpointManager(
+        folder.checkpoints,
+        recipe.checkpoint,
+        identity,
+        record,
+        layout={"engine": recipe.parallel.engine, **asdict(runtime.layout)},
+        timeout_seconds=recipe.parallel.timeout_seconds,
+    )
+    place, resumed = resume(checkpoints, engine, stream, record)
     metrics = Metrics(
         folder.metrics,
         folder.tensorboard,
-        first_step=progress.step + 1,
+        first_step=place.step + 1,
         total_steps=recipe.train.steps,
         log_every=recipe.train.log_every,
         enabled=is_rank_0,
     )
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.parallel.precision]
-    peak = sum_over_ranks(torch.tensor(measure_matmul_peak(runtime.device, dtype), dtype=torch.float64)).item()
-    return Run(recipe, runtime, stream, engine, checkpoints, metrics, record, stop, progress, loaded is not None, peak)
+    peak = torch.tensor(measure_matmul_peak(runtime.device, DTYPES[recipe.parallel.precision])).double()
+    peak_flops = sum_over_ranks(peak).item()
+    return Run(recipe, runtime, stream, engine, checkpoints, metrics, record, stop, place, resumed, peak_flops)
+
+
+def resume(checkpoints: CheckpointManager, engine: Engine, stream: Stream, record: EventLog) -> tuple[Place, bool]:
+    """The place of the newest good checkpoint, with engine and stream set to it; or the very start. Collective."""
+    started = time.perf_counter()
+    loaded = checkpoints.load_newest(engine.state())
+    if loaded is None:
+        return Place(), False
+    engine.loaded()
+    stream.restore(loaded.rank_states)
+    place = Place.of(loaded.progress)
+    seconds = time.perf_counter() - started
+    log.info("resumed from step %d (%d tokens) in %.1f s", place.step, place.tokens, seconds)
+    record("resumed", step=place.step, tokens=place.tokens, seconds=round(seconds, 3))
+    return place, True
 
 
 def check_fit(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:
