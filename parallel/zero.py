@@ -1,0 +1,181 @@
+"""DeepSpeed's ZeRO (Rajbhandari et al. 2020): data parallel, with ever more of the state cut over the ranks.
+
+| cut over N ranks            | zero1 | zero2 | zero3 |
+| --------------------------- | ----- | ----- | ----- |
+| fp32 weights and moments    | yes   | yes   | yes   |
+| gradients                   |       | yes   | yes   |
+| working weights             |       |       | yes   |
+
+What moves, and the memory formulas, are in docs/parallelism.md beside those of the other engines.
+
+DeepSpeed is used for that alone. The loop owns accumulation, the learning rate, the clipping bound and checkpoints;
+`_config` is the one place where DeepSpeed's configuration is made. The inner optimizer is torch's AdamW, so nothing is
+compiled at start-up.
+"""
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parallel.activation_checkpointing import apply_to_blocks
+from parallel.bootstrap import Runtime
+from parallel.config import ParallelConfig
+from parallel.engine import CheckpointTensor, LossFn, Trainable
+from parallel.errors import LaunchError
+from parallel.precision import LossScaler
+from parallel.zero_state import create_moments, pieces, refresh_working_weights, state_of
+
+VERSION = "0.19"
+"""`zero_state` reads private attributes of this version."""
+
+
+def build_zero(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> "ZeroEngine":
+    """Collective. Raises LaunchError if DeepSpeed or the precision is not available."""
+    deepspeed = _import_deepspeed(config, runtime.device)
+    settings = _config(config, runtime.device)
+    in_parts = deepspeed.zero.Init(config_dict_or_path=settings) if config.engine == "zero3" else nullcontext()
+    with torch.device(runtime.device), in_parts:
+        model = trainable.build()
+    apply_to_blocks(model, config)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=trainable.optimizer(model), config=settings, dist_init_required=False
+    )
+    return ZeroEngine(engine, model, trainable, LossScaler() if config.precision == "fp16" else None)
+
+
+def _import_deepspeed(config: ParallelConfig, device: torch.device) -> Any:
+    # DeepSpeed calls collectives of torch by names that torch 2.13 renamed: not the user's to mend.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    os.environ["DS_ACCELERATOR"] = device.type
+    try:
+        import deepspeed
+        from deepspeed.accelerator import get_accelerator
+    except ImportError as error:
+        raise LaunchError(
+            f"parallel.engine {config.engine} needs DeepSpeed {VERSION}, which cannot be imported ({error}); "
+            f"`pip install 'deepspeed=={VERSION}.*'`, or set parallel.engine to fsdp2"
+        ) from error
+    if not deepspeed.__version__.startswith(VERSION + "."):
+        raise LaunchError(
+            f"parallel.engine {config.engine} needs DeepSpeed {VERSION}, but {deepspeed.__version__} is installed; "
+            f"`pip install 'deepspeed=={VERSION}.*'`, or set parallel.engine to fsdp2"
+        )
+    if config.precision == "fp16" and not get_accelerator().is_fp16_supported():  # pyright: ignore
+        raise LaunchError(
+            f"parallel.precision fp16 is not supported by DeepSpeed on this {device.type}; "
+            "set parallel.precision to bf16, or parallel.engine to fsdp2"
+        )
+    # Only inference uses this extension; leaving it out saves a minute of compilation and the need for a compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(torch.distributed.get_backend(), verbose=False, auto_mpi_discovery=False)
+    return deepspeed
+
+
+def _config(config: ParallelConfig, device: torch.device) -> dict[str, Any]:
+    """DeepSpeed's configuration. Whatever it would decide about steps, batches and schedules is switched off."""
+    zero: dict[str, Any] = {"stage": int(config.engine.removeprefix("zero"))}
+    if config.cpu_offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type != "cpu"}
+    settings: dict[str, Any] = {
+        "zero_optimization": zero,
+        # Our scale already normalises by the global batch, so these two only satisfy DeepSpeed's arithmetic.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,  # the bound is set in each step
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**62,
+    }
+    if config.precision != "fp32":
+        settings["communication_data_type"] = "fp32"
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    if config.precision == "bf16":
+        settings["bf16"] = {"enabled": True}
+    if config.precision == "fp16":
+        settings["fp16"] = {"enabled": True, "loss_scale": 1.0}  # static for DeepSpeed: `LossScaler` moves it
+    return settings
+
+
+class ZeroEngine:
+    """See `parallel.engine.Engine`."""
+
+    def __init__(self, engine: Any, model: nn.Module, trainable: Trainable, scaler: LossScaler | None) -> None:
+        """`engine` is DeepSpeed's. Collective."""
+        self._engine = engine
+        self._optimizer = engine.optimizer
+        self._inner: torch.optim.Optimizer = engine.optimizer.optimizer
+        self._scaler = scaler
+        self._skip_above = math.inf
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        self._pieces = list(pieces(self._optimizer, names))
+        create_moments(self._inner, list({id(piece.flat): piece.flat for piece in self._pieces}.values()))
+        self._guard_inner_step()
+        with torch.no_grad():
+            for piece in self._pieces:  # DeepSpeed made them from rounded weights
+                value = trainable.initial_value(piece.name, piece.shape).flatten()
+                piece.of(piece.flat).copy_(value[piece.start : piece.start + piece.count])
+        self.loaded()
+
+    def _guard_inner_step(self) -> None:
+        """DeepSpeed's step computes the norm, then calls the inner optimizer; between the two is our place to skip."""
+        move = self._inner.step
+
+        def move_if_sound(*arguments: Any, **options: Any) -> None:
+            if self._norm() <= self._skip_above:
+                move(*arguments, **options)
+
+        self._inner.step = move_if_sound  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _norm(self) -> float:
+        return math.inf if self._optimizer.overflow else float(self._optimizer._global_grad_norm)
+
+    def forward_backward(self, micro_batches: Sequence[Any], loss_fn: LossFn, scale: float) -> Tensor:
+        if self._scaler is not None:
+            self._optimizer.loss_scaler.cur_scale = self._scaler.scale.item()
+        losses: list[Tensor] = []
+        for index, batch in enumerate(micro_batches):
+            last = index == len(micro_batches) - 1
+            self._engine.set_gradient_accumulation_boundary(last)
+            loss_S = loss_fn(self._engine, batch)
+            self._engine.backward(loss_S.sum() * scale)
+            if not last:
+                self._engine.step()  # no boundary: it only counts the micro batch
+            losses.append(loss_S.detach().float())
+        return torch.stack(losses).sum(dim=0)
+
+    def step(self, lr: float, max_grad_norm: float, skip_above: float = math.inf) -> float:
+        for group in self._inner.param_groups:
+            group["lr"] = lr
+        self._optimizer.clip_grad = max_grad_norm
+        self._skip_above = skip_above
+        self._engine.step()
+        norm = self._norm()
+        if self._scaler is not None:
+            self._scaler.update(math.isfinite(norm))
+        return norm
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any, loss_fn: LossFn) -> Tensor:
+        self._engine.eval()
+        loss_S = loss_fn(self._engine, batch).float()
+        self._engine.train()
+        return loss_S
+
+    def state(self) -> dict[str, CheckpointTensor]:
+        return state_of(self._pieces, self._inner) | (self._scaler.state() if self._scaler is not None else {})
+
+    def loaded(self) -> None:
+        refresh_working_weights(self._optimizer)
+
+    def close(self) -> None:
+        """Take DeepSpeed's hooks out of the model."""
+        self._engine.destroy()
