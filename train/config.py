@@ -123,6 +123,26 @@ class TrainConfig(Section):
     """Optimizer steps between evaluations on the held-out split; 0: only after the last step."""
     eval_sequences: int = Field(default=256, ge=0)
     """Held-out sequences in one evaluation; 0: none at all."""
+    hang_seconds: float = Field(default=480.0, gt=0)
+    """How long no rank may get on before the run is ended; longer than the longest start, compilation or save."""
+
+
+class GuardConfig(Section):
+    """What is done about losses and gradients that are not what they should be."""
+
+    on_spike: Literal["report", "skip", "rollback"] = "report"
+    """Loss or gradient norm far above the last ones: report it, skip the batch, or go back to the newest checkpoint and
+    step over the batch."""
+    window: int = Field(default=128, ge=8)
+    """Steps that a spike is measured against; a quarter of them must have passed."""
+    tolerance: float = Field(default=8.0, gt=0)
+    """A spike is above the upper quartile of the window by this many interquartile ranges."""
+    max_in_a_row: int = Field(default=10, gt=0)
+    """Bad steps (not finite, or skipped or rolled back) without a good one between them after which the run has failed."""
+    max_in_all: int = Field(default=100, gt=0)
+    """Bad steps in all after which the run has failed."""
+    compare_replicas_every: int = Field(default=100, ge=0)
+    """Optimizer steps between comparisons of what several ranks hold copies of; 0: never."""
 
 
 class CheckpointConfig(Section):
@@ -159,6 +179,7 @@ class Recipe(Section):
     train: TrainConfig
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    guard: GuardConfig = GuardConfig()
 
     @model_validator(mode="after")
     def _fits(self) -> "Recipe":
@@ -168,6 +189,11 @@ class Recipe(Section):
                 f"train.global_batch_size ({train.global_batch_size}) must be a multiple of "
                 f"train.micro_batch_size ({train.micro_batch_size}); the nearest is "
                 f"{_nearest_multiple(train.global_batch_size, train.micro_batch_size)}"
+            )
+        if train.hang_seconds >= self.parallel.timeout_seconds:
+            raise ValueError(
+                f"train.hang_seconds ({train.hang_seconds:g}) must be below parallel.timeout_seconds "
+                f"({self.parallel.timeout_seconds:g}), so that the rank that hangs is named before a collective gives up"
             )
         if optim.warmup_steps >= train.steps:
             raise ValueError(f"optim.warmup_steps ({optim.warmup_steps}) must be below train.steps ({train.steps})")
