@@ -25,9 +25,9 @@ def generate(
 ) -> Iterator[int]:
     """New token ids, below `vocab_size`, until the end of the document or `max_tokens`. Temperature 0 is greedy.
 
-    The prompt follows an end-of-document token, as every document does in training."""
+    The prompt is the beginning of a document, which in training has nothing before it."""
     generator = torch.Generator().manual_seed(seed)
-    tokens = [end_of_document, *prompt]
+    tokens = list(prompt)
     for _ in range(max_tokens):
         logits_V = _next_logits(model, tokens)[:vocab_size]
         token = _sample(logits_V, temperature, top_k, generator)
