@@ -138,7 +138,7 @@ class GuardConfig(Section):
     tolerance: float = Field(default=8.0, gt=0)
     """A spike is above the upper quartile of the window by this many interquartile ranges."""
     max_in_a_row: int = Field(default=10, gt=0)
-    """Bad steps (not finite, or skipped or rolled back) without a good one between them after which the run has failed."""
+    """Bad steps (not finite, skipped or rolled back) without a good one between them after which the run has failed."""
     max_in_all: int = Field(default=100, gt=0)
     """Bad steps in all after which the run has failed."""
     compare_replicas_every: int = Field(default=100, ge=0)
@@ -193,7 +193,7 @@ class Recipe(Section):
         if train.hang_seconds >= self.parallel.timeout_seconds:
             raise ValueError(
                 f"train.hang_seconds ({train.hang_seconds:g}) must be below parallel.timeout_seconds "
-                f"({self.parallel.timeout_seconds:g}), so that the rank that hangs is named before a collective gives up"
+                f"({self.parallel.timeout_seconds:g}), so that a hanging rank is named before a collective gives up"
             )
         if optim.warmup_steps >= train.steps:
             raise ValueError(f"optim.warmup_steps ({optim.warmup_steps}) must be below train.steps ({train.steps})")
