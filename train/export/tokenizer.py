@@ -16,6 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from data_pipeline.tokenizer import HUGGING_FACE_FILE, SENTENCEPIECE_FILE, Tokenizer
 
 SPACE = "▁"
+NEVER = -1e6
+"""Score of control and byte pieces, so that text which spells one is not taken for it."""
 
 
 def write_tokenizer(source: Path, end_of_document: int, seq_len: int, folder: Path) -> None:
@@ -64,7 +66,8 @@ def _rewrite(processor: SentencePieceProcessor) -> FastTokenizer:
             byte_fallback=True,
         )
     else:
-        model = Unigram(list(zip(pieces, scores, strict=True)), processor.unk_id(), byte_fallback=True)
+        scored = [(piece, score if piece in ordinary else NEVER) for piece, score in zip(pieces, scores, strict=True)]
+        model = Unigram(scored, processor.unk_id(), byte_fallback=True)
     fast = FastTokenizer(model)
     fast.normalizer = normalizers.Replace(" ", SPACE)
     fast.decoder = decoders.Sequence([decoders.Replace(Regex(SPACE), " "), decoders.ByteFallback(), decoders.Fuse()])

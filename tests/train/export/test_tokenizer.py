@@ -14,7 +14,7 @@ TEXTS = [
     "def f(x):\n\tif x:\n\t\treturn  1\n    # four spaces\n",
     "the cat sat on the mat; the dog sat on the log\n" * 5,
     "ﬁ 日本 \U0001f600\r\n",
-    "doc one </s> still doc one <|endoftext|> still one <s> <unk>",
+    "doc one </s> <0x0A> still doc one <|endoftext|> still one <s> <unk>",
     "   a  b\t\n\n\n      c \x00\x01",
 ]
 
@@ -32,8 +32,7 @@ def test_both_give_the_same_ids_on_spaces_tabs_bytes_and_control_strings(
     exported: tuple[Path, Path],
 ) -> None:
     ours, theirs = exported
-    without_ties = TEXTS[1:4] if ours.parent.name.startswith("unigram") else TEXTS
-    assert equal_encodings(load_tokenizer(ours), theirs, without_ties) == len(without_ties)
+    assert equal_encodings(load_tokenizer(ours), theirs, TEXTS) == len(TEXTS)
 
 
 def test_decoding_returns_the_text(exported: tuple[Path, Path]) -> None:
