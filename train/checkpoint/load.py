@@ -15,10 +15,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from parallel.engine import CheckpointTensor
 from train.checkpoint import rng
-from train.checkpoint.folder import Root, read_all
-from train.checkpoint.format import MANIFEST, RNG_PREFIX, DamagedError, Manifest, decode, flat
+from train.checkpoint.folder import Root
+from train.checkpoint.format import RNG_PREFIX, DamagedError, Manifest, decode, flat
 from train.checkpoint.group import Group
 from train.checkpoint.storage import DTYPE_NAMES, ShardReader
+from train.checkpoint.verify import read_manifest
 from train.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def _newest(
         if step in skipped:
             continue
         try:
-            return step, read_manifest(root, step)
+            return step, read_manifest(root.folder(step))[1]
         except DamagedError as error:
             set_aside(step, error)
     damaged = list(skipped.values()) or root.set_aside_before()
@@ -119,16 +120,6 @@ def _newest(
             f"start anew: {'; '.join(damaged)}"
         )
     return None
-
-
-def read_manifest(root: Root, step: int) -> bytes:
-    folder = root.folder(step)
-    try:
-        encoded = read_all(folder, MANIFEST)
-    except OSError as error:
-        raise DamagedError(f"{MANIFEST}: cannot be read ({error})") from error
-    decode(encoded)
-    return encoded
 
 
 def _set_aside(root: Root, step: int) -> str:
@@ -169,7 +160,7 @@ def check_tensors(manifest: Manifest, state: Mapping[str, CheckpointTensor]) -> 
         )
     wrong: list[str] = []
     rows = set()
-    for name in state.keys() & manifest.state_names:
+    for name in sorted(state.keys() & manifest.state_names):
         saved, tensor = manifest.pieces[name][0], state[name]
         shape = tuple(tensor.shape)
         if saved.shape != shape or saved.dtype != DTYPE_NAMES[tensor.dtype]:

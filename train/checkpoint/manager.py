@@ -32,13 +32,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from parallel.engine import CheckpointTensor
 from train.checkpoint import rng
-from train.checkpoint.folder import open_root, read_all
-from train.checkpoint.format import MANIFEST, RNG_PREFIX, Manifest, Piece, ShardFile, by_tensor, decode, encode
+from train.checkpoint.folder import open_root
+from train.checkpoint.format import RNG_PREFIX, Manifest, Piece, ShardFile, by_tensor, encode
 from train.checkpoint.group import Group, Outcome, attempt, unwrap
 from train.checkpoint.load import Loaded, Progress, load_newest, plain_names
 from train.checkpoint.retention import superfluous
 from train.checkpoint.staging import Staging
 from train.checkpoint.storage import ShardWriter, piece_of, shard_name
+from train.checkpoint.verify import read_manifest
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
 from train.exit_codes import FAILED
@@ -212,7 +213,7 @@ class CheckpointManager:
             steps = self._root.steps()
             if self._config.keep_best:
                 for step in set(steps) - set(self._losses):
-                    self._losses[step] = decode(read_all(self._root.folder(step), MANIFEST)).held_out_loss
+                    self._losses[step] = read_manifest(self._root.folder(step))[0].held_out_loss
             removed = superfluous({step: self._losses.get(step) for step in steps}, self._config)
             for step in removed:
                 self._root.remove(step)

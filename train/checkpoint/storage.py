@@ -27,7 +27,6 @@ from torch.futures import Future
 from train.checkpoint.folder import Folder
 from train.checkpoint.format import (
     BLOCK_BYTES,
-    DamagedError,
     Manifest,
     Piece,
     ShardFile,
@@ -35,6 +34,7 @@ from train.checkpoint.format import (
     checksum_blocks,
     shard_header,
 )
+from train.checkpoint.verify import check_file, read_block
 from train.errors import CheckpointError
 
 DTYPES = {
@@ -219,14 +219,8 @@ class ShardReader(StorageReader):
                 out[part.start - start : part.stop - start] = self._block[1][part.start - low : part.stop - low]
 
     def _read_block(self, piece: Piece, number: int, out: memoryview) -> None:
-        at = piece.start + number * BLOCK_BYTES
-        try:
-            self.folder.read_into(piece.file, at, out)
-        except OSError as error:
-            raise DamagedError(f"{piece.file}: {piece.tensor}: cannot be read ({error})") from error
+        read_block(self.folder, piece, number, out)
         self.bytes_read += len(out)
-        if checksum(out) != piece.checksums[number]:
-            raise DamagedError(f"{piece.file}: {piece.tensor}: bytes {at} to {at + len(out)} do not fit their checksum")
 
     def _check_header(self, name: str) -> None:
         """Once per file: its size and the checksum of its header."""
@@ -236,20 +230,6 @@ class ShardReader(StorageReader):
         check_file(self.folder, file)
         self.bytes_read += file.header_bytes
         self._checked.add(name)
-
-
-def check_file(folder: Folder, file: ShardFile) -> None:
-    """DamagedError unless the file has its size and its header is intact."""
-    header = bytearray(file.header_bytes)
-    try:
-        size = folder.size(file.name)
-        if size != file.bytes:
-            raise DamagedError(f"{file.name}: has {size} bytes, not {file.bytes}")
-        folder.read_into(file.name, 0, memoryview(header))
-    except OSError as error:
-        raise DamagedError(f"{file.name}: cannot be read ({error})") from error
-    if checksum(header) != file.header_checksum:
-        raise DamagedError(f"{file.name}: the header does not fit its checksum")
 
 
 def is_finite(tensor: Tensor) -> bool:
