@@ -21,4 +21,10 @@ class CheckpointError(Exception):
     exit_code = FAILED_FOR_GOOD
 
 
-USER_ERRORS = (ConfigError, CheckpointError, DataError, LaunchError)
+class DivergedError(Exception):
+    """Too many steps in which losses or gradients were not what they should be."""
+
+    exit_code = FAILED_FOR_GOOD
+
+
+USER_ERRORS = (ConfigError, CheckpointError, DivergedError, DataError, LaunchError)
