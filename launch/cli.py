@@ -18,6 +18,8 @@ COMMANDS = {
     "export": ("launch.export", "write a checkpoint as a Hugging Face folder"),
     "generate": ("launch.generate", "continue a prompt"),
     "submit": ("launch.slurm", "submit a recipe to Slurm"),
+    "status": ("launch.status", "show where a run stands"),
+    "stop": ("launch.stop", "ask a run to save and end"),
     "doctor": ("launch.doctor", "check this machine or an allocation"),
 }
 

@@ -98,7 +98,7 @@ def torchrun_arguments(node: Node, logs: Path, run: str, max_restarts: int) -> l
         f"--log-dir={logs}",
         "--no-python",
     ]
-    if sys.stdout.isatty():
+    if sys.stderr.isatty():
         quiet = ",".join(f"{rank}:3" for rank in range(1, node.ranks))
         return arguments + ([f"--redirects={quiet}"] if quiet else [])  # rank 0 keeps the terminal
     return [*arguments, "--redirects=3", "--tee=0:3"]  # all to files, rank 0 also here
@@ -147,13 +147,20 @@ def count_gpus(env: Mapping[str, str]) -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
+def _slurm_node(env: Mapping[str, str]) -> int | None:
+    """`srun keepstep run` with one task on each node."""
+    return int(env["SLURM_NODEID"]) if "SLURM_STEP_ID" in env else None
+
+
 def _this_node(ranks: int, nodes: int, node_rank: int | None, head: str | None) -> Node:
     if nodes < 1:
         raise LaunchError(f"--nodes ({nodes}) must be at least 1")
-    if nodes == 1:
-        if node_rank or head:
-            raise LaunchError("--node-rank and --head are for several nodes; add --nodes N, or leave them out")
+    if nodes == 1 and head is None:
+        if node_rank:
+            raise LaunchError(f"--node-rank ({node_rank}) is for several nodes; add --nodes N and --head HOST:PORT")
         return Node(ranks)
+    if node_rank is None:
+        node_rank = 0 if nodes == 1 else _slurm_node(os.environ)
     if node_rank is None or head is None:
         raise LaunchError(f"--nodes {nodes} needs --node-rank (0 to {nodes - 1}) and --head HOST:PORT on every node")
     if not 0 <= node_rank < nodes:

@@ -1,0 +1,88 @@
+"""`keepstep status RUN`: where a run stands, read from its folder alone; on any machine that sees it."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from launch.requeue import saved_step
+from train.errors import ConfigError
+from train.events import read_jsonl
+from train.run_folder import RunFolder
+
+ENDINGS = ("finished", "stopped", "failed")
+SILENT_SECONDS = 300
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's folder, such as runs/laptop")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.add_argument("--events", type=int, default=5, metavar="N", help="show the last N events")
+
+
+def run(options: argparse.Namespace) -> int:
+    require_run(options.run)
+    found = gather(options.run, time.time(), options.events)
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    print(f"{options.run}: {found['state']}")
+    if found["step"] is not None:
+        loss, speed = found.get("loss"), found.get("tokens_per_second")
+        parts = [f"step {found['step']}" + (f" of {found['steps']}" if found["steps"] else "")]
+        parts += [f"loss {loss:.4f}"] if loss is not None else []
+        parts += [f"{speed:,.0f} tokens/s"] if speed else []
+        parts.append(f"last step {_ago(found['silent_seconds'])}")
+        print("  " + ", ".join(parts))
+    saved = found["saved_step"]
+    print(f"  newest checkpoint: {'none' if saved < 0 else f'step {saved}'}")
+    for event in found["events"]:
+        details = {k: v for k, v in event.items() if k not in ("time", "kind")}
+        when = time.strftime("%F %T", time.localtime(event["time"]))
+        print(f"  {when} {event['kind']} " + " ".join(f"{key}={value}" for key, value in details.items()))
+    return 0
+
+
+def require_run(path: Path) -> None:
+    if not (path / "recipe.yaml").exists():
+        raise ConfigError(f"{path} is not a run folder (it has no recipe.yaml); `ls runs/` shows the runs here")
+
+
+def newest_ending(folder: RunFolder) -> str | None:
+    """How the run ended last, unless something happened in it since."""
+    kinds = [event["kind"] for event in read_jsonl(folder.events) if event["kind"] != "ended"]
+    return kinds[-1] if kinds and kinds[-1] in ENDINGS else None
+
+
+def gather(path: Path, now: float, last_events: int) -> dict[str, Any]:
+    """What the folder tells, as plain values. `state`: new, starting, running, silent, finished, stopped or failed."""
+    folder = RunFolder(path)
+    events = list(read_jsonl(folder.events))
+    steps = [row for row in read_jsonl(folder.metrics) if "loss" in row and "step" in row]
+    last = steps[-1] if steps else {}
+    newest = max((path_.stat().st_mtime for path_ in (folder.metrics, folder.events) if path_.exists()), default=None)
+    silent_seconds = now - newest if newest else None
+    ending = newest_ending(folder)
+    state = ending or ("new" if silent_seconds is None else "running" if silent_seconds < SILENT_SECONDS else "silent")
+    return {
+        "state": state,
+        "step": last.get("step"),
+        "steps": _total_steps(folder.recipe),
+        "loss": last.get("loss"),
+        "tokens_per_second": last.get("tokens_per_second"),
+        "silent_seconds": silent_seconds,
+        "saved_step": saved_step(path),
+        "stop_requested": folder.stop_request.exists(),
+        "events": events[-last_events:] if last_events else [],
+    }
+
+
+def _total_steps(recipe: Path) -> int | None:
+    import yaml
+
+    return (yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}).get("train", {}).get("steps")
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
