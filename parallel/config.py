@@ -27,7 +27,7 @@ class ParallelConfig(BaseModel):
     checkpoint_every_k_blocks: int = Field(default=1, ge=1)
     """Recompute only every k-th block."""
     reshard_after_forward: bool = True
-    """fsdp2: free gathered weights between forward and backward; less memory, one gather more."""
+    """fsdp2 and zero3: free gathered weights between forward and backward; less memory, one gather more."""
     reduce_every_micro_batch: bool = True
     """fsdp2: reduce-scatter gradients after each micro batch; false: once a step, and each rank holds whole ones."""
     cpu_offload: bool = False
@@ -43,4 +43,41 @@ class ParallelConfig(BaseModel):
     def _combinations(self) -> "ParallelConfig":
         if self.shard == 0:
             raise ValueError("shard (0) must be at least 1; set it to -1 to use the remaining ranks")
+        if self.engine != "fsdp2":
+            self._only_with("fsdp2", "replicate", 1, "the other engines replicate or cut over all ranks")
+            self._only_with("fsdp2", "shard", -1, "the other engines replicate or cut over all ranks")
+            self._only_with("fsdp2", "reduce_every_micro_batch", True, "the other engines have one way only")
+        if self.engine not in ("fsdp2", "ddp"):
+            self._only_with("fsdp2 or ddp", "tensor", 1, "DeepSpeed and a single process do not split matrices")
+        if self.engine not in ("fsdp2", "zero3"):
+            self._only_with("fsdp2 or zero3", "reshard_after_forward", True, "the others gather no weights")
+        if not self.engine.startswith("zero"):
+            self._only_with("zero1, zero2 or zero3", "cpu_offload", False, "the others keep all state on the device")
+        if self.activation_checkpointing == "none" and self.checkpoint_every_k_blocks != 1:
+            raise ValueError(
+                f"checkpoint_every_k_blocks ({self.checkpoint_every_k_blocks}) has no effect while "
+                "activation_checkpointing is none; set that to full or selective, or leave this at 1"
+            )
         return self
+
+    def _only_with(self, engines: str, name: str, neutral: object, reason: str) -> None:
+        if getattr(self, name) != neutral:
+            raise ValueError(
+                f"{name} ({_yaml(getattr(self, name))}) is for engine {engines}, not {self.engine}: {reason}; "
+                f"set engine to {engines} or {name} to {_yaml(neutral)}"
+            )
+
+    def check_model(self, *, seq_len: int, n_heads: int, n_kv_heads: int, d_ff: int, vocab_size: int) -> None:
+        """Raises ValueError if tensor parallelism cannot split this model evenly."""
+        sizes = {"seq_len": seq_len, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_ff": d_ff}
+        for name, size in {**sizes, "vocab_size": vocab_size}.items():
+            if size % self.tensor:
+                smaller = max(n for n in range(1, self.tensor) if size % n == 0)
+                raise ValueError(
+                    f"model.{name} ({size}) must be a multiple of parallel.tensor ({self.tensor}), which splits it; "
+                    f"set parallel.tensor to {smaller}, or change model.{name}"
+                )
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -32,6 +32,7 @@ from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.engine import Trainable
 from parallel.precision import DTYPES, LossScaler
+from parallel.tensor_parallel import split_model
 from parallel.torch_engine import TorchEngine, fill
 
 
@@ -63,6 +64,8 @@ def build_fsdp2(config: ParallelConfig, runtime: Runtime, trainable: Trainable) 
 
 def shard_model(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> FSDPModule:
     """Cut each block, then the rest, in place. Collective."""
+    if mesh["tensor"].size() > 1:
+        split_model(model, mesh["tensor"])
     apply_to_blocks(model, config)
     data_mesh = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
     # Inputs stay as they come: cosine and sine of RoPE must not be cast.

@@ -13,12 +13,13 @@ DeepSpeed is used for that alone. The loop owns accumulation, the learning rate,
 compiled at start-up.
 """
 
+import io
 import logging
 import math
 import os
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 import torch
@@ -44,16 +45,18 @@ def build_zero(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -
     with torch.device(runtime.device), in_parts:
         model = trainable.build()
     apply_to_blocks(model, config)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=trainable.optimizer(model), config=settings, dist_init_required=False
-    )
+    if config.engine == "zero3":  # gather a block at once, and outside of what checkpointing computes again
+        deepspeed.utils.set_z3_leaf_modules(model, [type(model.get_submodule("layers.0"))])
+    with redirect_stdout(io.StringIO()):  # it prints tables of its own memory
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=trainable.optimizer(model), config=settings, dist_init_required=False
+        )
     return ZeroEngine(engine, model, trainable, LossScaler() if config.precision == "fp16" else None)
 
 
 def _import_deepspeed(config: ParallelConfig, device: torch.device) -> Any:
     # DeepSpeed calls collectives of torch by names that torch 2.13 renamed: not the user's to mend.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     os.environ["DS_ACCELERATOR"] = device.type
     try:
         import deepspeed
@@ -63,6 +66,7 @@ def _import_deepspeed(config: ParallelConfig, device: torch.device) -> Any:
             f"parallel.engine {config.engine} needs DeepSpeed {VERSION}, which cannot be imported ({error}); "
             f"`pip install 'deepspeed=={VERSION}.*'`, or set parallel.engine to fsdp2"
         ) from error
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if not deepspeed.__version__.startswith(VERSION + "."):
         raise LaunchError(
             f"parallel.engine {config.engine} needs DeepSpeed {VERSION}, but {deepspeed.__version__} is installed; "
@@ -83,6 +87,12 @@ def _import_deepspeed(config: ParallelConfig, device: torch.device) -> Any:
 def _config(config: ParallelConfig, device: torch.device) -> dict[str, Any]:
     """DeepSpeed's configuration. Whatever it would decide about steps, batches and schedules is switched off."""
     zero: dict[str, Any] = {"stage": int(config.engine.removeprefix("zero"))}
+    if config.engine == "zero3":
+        zero |= {
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_reuse_distance": 0 if config.reshard_after_forward else 2**60,
+            "stage3_max_live_parameters": 2**60,
+        }
     if config.cpu_offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type != "cpu"}
     settings: dict[str, Any] = {

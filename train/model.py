@@ -39,6 +39,7 @@ class GPT(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.n_layers)})
         self.norm = build_norm(config, config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.loss_by_row = cross_entropy_by_row  # tensor parallelism, where logits are split along V, puts its own here
         self.tie()
 
     def tie(self) -> None:
@@ -59,7 +60,7 @@ class GPT(nn.Module):
         for layer in self.layers.values():
             x_BTD = layer(x_BTD, mask_B1TT, rotation)
         logits_BTV = self.head(self.norm(x_BTD))
-        return logits_BTV if labels_BT is None else cross_entropy_by_row(logits_BTV, labels_BT)
+        return logits_BTV if labels_BT is None else self.loss_by_row(logits_BTV, labels_BT)
 
 
 class Block(nn.Module):
