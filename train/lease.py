@@ -9,6 +9,7 @@ Watching the count needs no agreement between clocks.
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
 import threading
@@ -21,6 +22,8 @@ from pathlib import Path
 import psutil
 
 from parallel.errors import LaunchError
+
+log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 3.0
 EXPIRY_SECONDS = 15.0
@@ -93,13 +96,24 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_SECONDS):
-            with _locked(self._path):
-                holder, _ = self._holder_and_count()
-                if holder != self._me:
-                    self._on_loss(f"the lease of {self._path.parent} was taken by {holder}")
-                    return
-                self._count += 1
-                self._write()
+            try:
+                lost_to = self._renew()
+            except OSError as error:  # a full disk, say; the next beat may find it mended
+                log.warning("the lease %s was not renewed: %s", self._path, error)
+                continue
+            if lost_to is not None:
+                self._on_loss(f"the lease of {self._path.parent} was taken by {lost_to}")
+                return
+
+    def _renew(self) -> "Holder | str | None":
+        """Who holds it instead of us; None if all is well."""
+        with _locked(self._path):
+            holder, _ = self._holder_and_count()
+            if holder != self._me:
+                return holder or "nobody: its file is gone"
+            self._count += 1
+            self._write()
+            return None
 
     def _holder_and_count(self) -> tuple[Holder | None, int]:
         try:
