@@ -5,3 +5,9 @@ class DataError(Exception):
     """The input or the data set is missing, damaged or unfit."""
 
     exit_code = 2
+
+
+class StorageError(DataError):
+    """A read failed, after retries, in a way that may pass (network, server): another try may succeed."""
+
+    exit_code = 1

@@ -1,0 +1,60 @@
+"""An iterator read ahead by a thread of this process."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _End:
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class ahead(Generic[T]):  # noqa: N801 - used as a function
+    """Up to `depth` items are ready before they are asked for. Errors come out where their item would have."""
+
+    def __init__(self, items: Iterator[T], depth: int) -> None:
+        self._queue: queue.Queue[T | _End] = queue.Queue(depth)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(items,), name="keepstep-prefetch", daemon=True)
+        self._thread.start()
+
+    def _work(self, items: Iterator[T]) -> None:
+        try:
+            for item in items:
+                if not self._put(item):
+                    return
+            self._put(_End(None))
+        except BaseException as error:
+            self._put(_End(error))
+
+    def _put(self, item: T | _End) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def __iter__(self) -> "ahead[T]":
+        return self
+
+    def __next__(self) -> T:
+        if self._stopped.is_set():
+            raise StopIteration
+        item = self._queue.get()
+        if isinstance(item, _End):
+            self.close()
+            if item.error is not None:
+                raise item.error
+            raise StopIteration
+        return item
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join(timeout=10)

@@ -1,0 +1,303 @@
+"""Documents out of files: jsonl, parquet and plain text, told apart by content.
+
+Text is UTF-8, and nothing else is guessed. Lines end at "\\n" alone, a byte-order mark counts only at the very start,
+and memory stays bounded whatever the length of a line. Nothing is dropped in silence: a record without a usable text
+comes out with the reason.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+from data_pipeline.compression import HEAD_BYTES, READ_BYTES, chunks, kind_of
+from data_pipeline.errors import DataError
+from data_pipeline.inputs import HUGGING_FACE, InputFile, Part, open_input
+
+Format = Literal["auto", "jsonl", "parquet", "text"]
+
+_BOM = b"\xef\xbb\xbf"
+_PARQUET_MAGIC = b"PAR1"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    format: Format = "auto"
+    text_key: str = "text"
+    separator: str | None = None
+    """Between the documents of a plain text file; null: one document a file."""
+    on_error: Literal["strict", "replace"] = "strict"
+    """Bytes that are not UTF-8: stop, or put U+FFFD in their place."""
+    max_document_bytes: int = 32 << 20
+    """Longer documents are dropped."""
+
+
+class Record(NamedTuple):
+    """One document, or why there is none. Records are numbered by their place in the file."""
+
+    text: str | None
+    problem: str | None = None
+    mended: bool = False
+
+
+BLANK = "blank line"
+MISSING, NULL, NOT_TEXT, NOT_JSON, NOT_OBJECT, TOO_LONG = (
+    "no text key",
+    "text is null",
+    "text is not a string",
+    "line is not JSON",
+    "line is not a JSON object",
+    "longer than the limit",
+)
+
+
+def read_records(file: InputFile, part: Part, options: ReadOptions) -> Iterator[Record]:
+    """The records that begin in this part of the file."""
+    if file.address.startswith(HUGGING_FACE):
+        from data_pipeline.hugging_face import read_hugging_face
+
+        return read_hugging_face(file.address, options)
+    return _read_file(file, part, options)
+
+
+def _read_file(file: InputFile, part: Part, options: ReadOptions) -> Iterator[Record]:
+    with open_input(file.address) as opened:
+        if part.end is not None or part.start:
+            kind = options.format if options.format != "auto" else format_of(opened.read(HEAD_BYTES), file.address)
+            if kind == "parquet":
+                yield from _read_parquet(opened, file.address, part, options)
+                return
+            pieces = _lines_that_begin_in(opened, part, options.max_document_bytes)
+        else:
+            stream = chunks(opened, file.address)
+            head = _at_least(stream, HEAD_BYTES)
+            kind = options.format if options.format != "auto" else format_of(head, file.address)
+            if kind == "parquet":
+                if not opened.seekable():
+                    raise DataError(f"{file.address}: parquet cannot be read from a stream; copy the file first")
+                yield from _read_parquet(opened, file.address, part, options)
+                return
+            pieces = _pieces(head, stream, kind, file.address, options)
+        if kind == "jsonl":
+            yield from _read_jsonl(pieces, file.address, options)
+        else:
+            yield from (_decoded(piece, file.address, number, options) for number, piece in enumerate(pieces))
+
+
+def _at_least(stream: Iterator[bytes], size: int) -> bytes:
+    head = b""
+    for chunk in stream:
+        head += chunk
+        if len(head) >= size:
+            break
+    return head
+
+
+def format_of(head: bytes, name: str) -> Literal["jsonl", "parquet", "text"]:
+    """By the first bytes (decompressed). DataError for a JSON array and for UTF-16."""
+    if head.startswith(_PARQUET_MAGIC):
+        return "parquet"
+    if head.startswith(_WIDE_BOMS):
+        raise DataError(f"{name} is UTF-16, not UTF-8; convert it: iconv -f utf-16 -t utf-8")
+    start = head.removeprefix(_BOM).lstrip()
+    named_json = any(ending in PurePosixPath(name).name for ending in (".jsonl", ".ndjson", ".json"))
+    if start.startswith(b"[") and start[1:].lstrip().startswith(b"{"):
+        raise DataError(
+            f"{name} is a JSON array, not one object a line; convert it: jq -c '.[]' (or, if it is text: --format text)"
+        )
+    if start.startswith(b"{") and (named_json or _is_object(start.split(b"\n", 1)[0])):
+        return "jsonl"
+    return "text"
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return len(line) > HEAD_BYTES - 1024 and line.startswith(b'{"')
+
+
+def _pieces(head: bytes, rest: Iterator[bytes], kind: str, name: str, options: ReadOptions) -> Iterator[bytes | None]:
+    if head.startswith(_WIDE_BOMS):
+        format_of(head, name)  # says what to do
+    stream = _chain(head.removeprefix(_BOM), rest)
+    if kind == "jsonl":
+        return (piece for piece, _ in split(stream, b"\n", options.max_document_bytes))
+    if options.separator is not None:
+        return (piece for piece, _ in split(stream, options.separator.encode(), options.max_document_bytes))
+    return _whole(stream, options.max_document_bytes)
+
+
+def _chain(head: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
+    yield head
+    yield from rest
+
+
+def split(stream: Iterable[bytes], separator: bytes, limit: int) -> Iterator[tuple[bytes | None, int]]:
+    """Pieces between separators, each with its length and the separator's; None for one longer than `limit`."""
+    rest, skipped = b"", 0  # of a piece that is too long, only a possible start of the separator is kept
+    for chunk in stream:
+        *whole, rest = (rest + chunk).split(separator)
+        for piece in whole:
+            yield (piece if len(piece) + skipped <= limit else None), skipped + len(piece) + len(separator)
+            skipped = 0
+        if len(rest) + skipped > limit:
+            keep = len(separator) - 1
+            cut = len(rest) - keep
+            if cut > 0:
+                skipped += cut
+                rest = rest[cut:]
+    if rest or skipped:
+        yield (rest if len(rest) + skipped <= limit else None), skipped + len(rest)
+
+
+def _whole(stream: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
+    parts, size = [], 0
+    for chunk in stream:
+        size += len(chunk)
+        if size > limit:
+            yield None
+            return
+        parts.append(chunk)
+    yield b"".join(parts)
+
+
+def _lines_that_begin_in(file: BinaryIO, part: Part, limit: int) -> Iterator[bytes | None]:
+    file.seek(max(part.start - 1, 0))
+    lines = split(iter(lambda: file.read(READ_BYTES), b""), b"\n", limit)
+    position = part.start
+    if part.start:  # the line that began before ends here, at the latest with the byte before `start`
+        position += next(lines, (None, 1))[1] - 1
+    for number, (line, length) in enumerate(lines):
+        if part.end is not None and position >= part.end:
+            return
+        yield line.removeprefix(_BOM) if line is not None and part.start == 0 and number == 0 else line
+        position += length
+
+
+def _decoded(piece: bytes | None, name: str, number: int, options: ReadOptions) -> Record:
+    if piece is None:
+        return Record(None, TOO_LONG)
+    try:
+        return Record(piece.decode())
+    except UnicodeDecodeError as error:
+        if options.on_error == "strict":
+            raise DataError(
+                f"{name}, record {number + 1} is not UTF-8 ({error.reason} at byte {error.start}); convert the file, "
+                f"or take U+FFFD for what cannot be read: --on-error replace"
+            ) from None
+        return Record(piece.decode(errors="replace"), mended=True)
+
+
+def _read_jsonl(lines: Iterable[bytes | None], name: str, options: ReadOptions) -> Iterator[Record]:
+    keys_found: set[str] = set()
+    with_key = False
+    for number, line in enumerate(lines):
+        decoded = _decoded(line, name, number, options)
+        if decoded.text is None:
+            yield decoded
+            continue
+        if not decoded.text.strip():
+            yield Record(None, BLANK)
+            continue
+        try:
+            row = json.loads(decoded.text)
+        except (ValueError, RecursionError):
+            yield Record(None, NOT_JSON)
+            continue
+        if isinstance(row, dict) and options.text_key not in row:
+            keys_found |= row.keys()
+        with_key |= isinstance(row, dict) and options.text_key in row
+        yield text_of_row(row, options, name, number, decoded.mended)
+    if keys_found and not with_key:
+        raise missing_key(name, options.text_key, keys_found)
+
+
+def missing_key(name: str, key: str, found: Iterable[str]) -> DataError:
+    return DataError(f"no row of {name} has the key {key!r} (found: {', '.join(sorted(found)[:20])}); set --text-key")
+
+
+def text_of_row(row: Any, options: ReadOptions, name: str, number: int, mended: bool = False) -> Record:
+    """The text of a JSON object. Lone surrogates, which JSON can spell, are not text in UTF-8."""
+    if not isinstance(row, dict):
+        return Record(None, NOT_OBJECT)
+    if options.text_key not in row:
+        return Record(None, MISSING)
+    text = row[options.text_key]
+    if text is None:
+        return Record(None, NULL)
+    if not isinstance(text, str):
+        return Record(None, NOT_TEXT)
+    if text.isascii():
+        return Record(text, mended=mended)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        if options.on_error == "strict":
+            raise DataError(
+                f"{name}, record {number + 1} has a lone surrogate (character {error.start}), which is no text; mend "
+                f"it, or take U+FFFD in its place: --on-error replace"
+            ) from None
+        return Record(text.encode(errors="surrogatepass").decode(errors="replace"), mended=True)
+    return Record(text, mended=mended)
+
+
+def _read_parquet(file: BinaryIO, name: str, part: Part, options: ReadOptions) -> Iterator[Record]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file.seek(0)
+    try:
+        table = pq.ParquetFile(file)
+        if options.text_key not in table.schema_arrow.names:
+            raise missing_key(name, options.text_key, table.schema_arrow.names)
+        kind = table.schema_arrow.field(options.text_key).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)):
+            raise DataError(f"{name}: the column {options.text_key!r} holds {kind}, not text; set --text-key")
+        groups = range(part.start, table.num_row_groups if part.end is None else part.end)
+        number = 0
+        for batch in table.iter_batches(256, row_groups=list(groups), columns=[options.text_key]):
+            for value in batch.column(0).cast(pa.large_binary()).to_pylist():
+                if value is None:
+                    yield Record(None, NULL)
+                else:
+                    yield _decoded(value if len(value) <= options.max_document_bytes else None, name, number, options)
+                number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{name} is damaged parquet: {error}; fetch it again") from None
+
+
+def cuts(file: InputFile, options: ReadOptions, task_bytes: int) -> list[Part] | None:
+    """How a large file is read by several tasks: by bytes where records end at newlines, by row groups in parquet."""
+    with open_input(file.address) as opened:
+        head = opened.read(HEAD_BYTES)
+        if kind_of(head) != "plain":
+            return None
+        kind = options.format if options.format != "auto" else format_of(head, file.address)
+        if kind == "parquet":
+            return _parquet_cuts(opened, file.address, task_bytes)
+    if kind == "jsonl" or (kind == "text" and options.separator == "\n"):
+        ends = [*range(0, file.size or 0, task_bytes), file.size or 0]
+        return [Part(0, start, end) for start, end in itertools.pairwise(ends)]
+    return None
+
+
+def _parquet_cuts(opened: BinaryIO, name: str, task_bytes: int) -> list[Part]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    opened.seek(0)
+    try:
+        metadata = pq.ParquetFile(opened).metadata
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{name} is damaged parquet: {error}; fetch it again") from None
+    parts, start, size = [], 0, 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= task_bytes or group == metadata.num_row_groups - 1:
+            parts.append(Part(0, start, group + 1))
+            start, size = group + 1, 0
+    return parts
