@@ -96,7 +96,7 @@ class Faults:
         elif fault == "flipped_weight":
             _flip_a_weight(self._engine)
         elif fault == "dead_data_thread":
-            _end_thread("data")
+            _end_thread("keepstep-prefetch")
         elif fault == "clock_jump":
             true_time = time.time
             time.time = lambda: true_time() - 7200.0

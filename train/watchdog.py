@@ -226,7 +226,7 @@ class Watchdog:
     def _kill_if_stopped(self, rank: int | None) -> None:
         """A stopped process does not hear the launcher's SIGTERM."""
         beat = self._head if rank == 0 else self._watch.beats.get(rank if rank is not None else -1)
-        if beat is not None and beat.rank != self._mine.rank and beat.host == self._mine.host:
+        if beat is not None and beat.host == self._mine.host and beat.pid != self._mine.pid:
             try:
                 os.kill(beat.pid, signal.SIGKILL)
             except OSError:
