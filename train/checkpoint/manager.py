@@ -162,14 +162,12 @@ class CheckpointManager:
         """Everything after the copy. Collective; runs in the thread."""
         began = time.perf_counter()
         rank = self._group.rank
-        place = self._group.on_rank0(lambda: self._root.begin(progress.step))
+        begun: list[str] = []
         sizes: list[int] = []
-        rank_states: list[Any] = []
 
-        def commit(files: list[ShardFile], pieces: list[Piece]) -> None:
-            manifest = self._manifest(progress, rank_states, files, pieces)
-            self._root.commit(place, progress.step, encode(manifest))
-            sizes.append(manifest.tensor_bytes)
+        def begin() -> str:
+            begun.append(self._root.begin(progress.step))
+            return begun[0]
 
         def write_shard() -> list[WriteResult]:
             (tensors,) = unwrap([staged])
@@ -177,14 +175,20 @@ class CheckpointManager:
             whole = replace(plan, items=[*plan.items, item], storage_data=self._root.prefix(place) + shard_name(rank))
             return writer.write_data(whole, _Staged(tensors | {item.index: random})).value()
 
-        writer = ShardWriter(self._root.attempt(place), commit)
+        def commit(files: list[ShardFile], pieces: list[Piece]) -> None:
+            manifest = self._manifest(progress, rank_states, files, pieces)
+            self._root.commit(place, progress.step, encode(manifest))
+            sizes.append(manifest.tensor_bytes)
+
         try:
-            rank_states += self._group.gather(lambda: rank_state)
+            place = self._group.on_rank0(begin)
+            writer = ShardWriter(self._root.attempt(place), commit)
+            rank_states = self._group.gather(lambda: rank_state)
             written = self._group.gather(write_shard)
             self._group.on_rank0(lambda: writer.finish(Metadata({}), written))
         except BaseException:
-            if rank == 0:
-                self._root.abandon(place)
+            for attempt_name in begun:
+                self._root.abandon(attempt_name)
             raise
         self._losses[progress.step] = progress.held_out_loss
         removed = self._prune() if rank == 0 else []

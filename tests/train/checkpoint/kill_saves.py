@@ -1,0 +1,113 @@
+"""Run by test_faults.py: one saver killed (SIGKILL) before and after each of its calls to the file system.
+
+    python kill_saves.py FOLDER STEP
+
+A fork saves STEP (2, or 1 again) beside the complete step 1 and dies at its n-th call; a second fork then looks for
+what loads, and saves step 3. One line of JSON for each n: what was called, which step loaded, whether its tensors were
+right, and what lay in the folder at the end.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from train.checkpoint.manager import CheckpointManager, Progress
+from train.config import CheckpointConfig
+
+CALLS = ("mkdir", "open", "write", "fsync", "rename", "close", "unlink", "rmdir")
+
+
+def state(step: int) -> dict[str, torch.Tensor]:
+    return {f"model.{i}": torch.full((50, 3), float(10 * step + i)) for i in range(3)}
+
+
+def manager(folder: Path) -> CheckpointManager:
+    return CheckpointManager(folder, CheckpointConfig(background=False, keep_last=1), {}, lambda *_, **__: None)
+
+
+def save(folder: Path, step: int) -> None:
+    manager(folder).save(Progress(step, step), state(step), {"step": step})
+
+
+def in_fork(action: Callable[[], Any]) -> int:
+    """The exit code, negative if a signal ended it."""
+    if not (child := os.fork()):
+        action()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def die_at(number: int, after: bool, trace: int) -> None:
+    """Count the calls; at the given one end this process at once. Each call's name goes to the pipe `trace`."""
+    count = 0
+
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            mine = count
+            if mine == number and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                real_write(trace, f"{name}\n".encode())
+                if mine == number and after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return counted
+
+    real_write = os.write
+    for name in CALLS:
+        setattr(os, name, wrapped(name, getattr(os, name)))
+
+
+def look(folder: Path, report: Path) -> None:
+    fresh = {name: torch.zeros_like(tensor) for name, tensor in state(0).items()}
+    finder = manager(folder)
+    loaded = finder.load_newest(fresh)
+    assert loaded is not None
+    step = loaded.progress.step
+    right = all(torch.equal(fresh[name], tensor) for name, tensor in state(step).items())
+    finder.save(Progress(3, 3), state(3), {})
+    left = sorted(path.name for path in folder.iterdir())
+    report.write_text(json.dumps({"step": step, "right": right, "rank_states": loaded.rank_states, "left": left}))
+
+
+def trial(folder: Path, step: int, number: int, after: bool) -> dict[str, Any]:
+    run = folder / f"{number}-{after}"
+    shutil.copytree(folder / "start", run)
+    reading, writing = os.pipe()
+
+    def killed() -> None:
+        die_at(number, after, writing)
+        save(run, step)
+
+    code = in_fork(killed)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        calls = pipe.read().split()
+    assert in_fork(lambda: look(run, folder / "report.json")) == 0
+    found = json.loads((folder / "report.json").read_text())
+    shutil.rmtree(run)
+    return {"number": number, "after": after, "killed": code == -signal.SIGKILL, "calls": calls} | found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, step = Path(sys.argv[1]), int(sys.argv[2])
+    assert in_fork(lambda: save(folder / "start", 1)) == 0
+    number, going = 0, True
+    while going:
+        number += 1
+        for after in (False, True):
+            result = trial(folder, step, number, after)
+            print(json.dumps(result), flush=True)
+            going = result["killed"]
