@@ -26,15 +26,15 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="keepstep", description="Pretrain GPT language models.")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    wanted = arguments[0] if arguments else None
-    for name, (module, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary)
-        if name == wanted:
-            importlib.import_module(module).configure(subparser)
-    options = parser.parse_args(arguments)
-    command = importlib.import_module(COMMANDS[options.command][0])
+    if not arguments or arguments[0] not in COMMANDS:
+        _overview().parse_args(arguments)
+        return 0
+    name, *rest = arguments
+    module, summary = COMMANDS[name]
+    command = importlib.import_module(module)
+    parser = argparse.ArgumentParser(prog=f"keepstep {name}", description=summary)
+    command.configure(parser)
+    options = _parse(parser, rest)
     from train.errors import USER_ERRORS
 
     try:
@@ -44,6 +44,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except BrokenPipeError:
         return 0
+
+
+def _overview() -> argparse.ArgumentParser:
+    """Knows the commands' names and what each is for."""
+    parser = argparse.ArgumentParser(prog="keepstep", description="Pretrain GPT language models.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (_, summary) in COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    return parser
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Overrides may stand before, between and after options."""
+    try:
+        return parser.parse_intermixed_args(arguments)
+    except TypeError:  # a command with commands of its own
+        return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

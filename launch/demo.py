@@ -86,7 +86,20 @@ def run(options: argparse.Namespace) -> int:
 def build_data(demo: Demo) -> None:
     corpus, tokenizer, data = (str(demo.root / name) for name in ("corpus.jsonl", "tokenizer", "data"))
     keepstep("data", "tokenizer", corpus, "--out", tokenizer, "--vocab-size", str(VOCAB_SIZE))
-    keepstep("data", "build", corpus, "--out", data, "--tokenizer", tokenizer, "--seq-len", str(SEQ_LEN))
+    keepstep(
+        "data",
+        "build",
+        corpus,
+        "--out",
+        data,
+        "--tokenizer",
+        tokenizer,
+        "--seq-len",
+        str(SEQ_LEN),
+        "--deduplicate",
+        "--held-out-share",
+        "0.02",
+    )
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,8 @@ def train_and_kill(demo: Demo) -> Killed:
     while last_step(metrics) < goal and process.poll() is None:
         time.sleep(0.05)
     time.sleep(random.random())
+    if process.poll() is not None:
+        raise LaunchError(f"the run ended by itself with exit code {process.returncode}; what it said stands above")
     rank, victim = random.choice(ranks_of(process.pid))
     step, moment = last_step(metrics), time.time()
     victim.kill()

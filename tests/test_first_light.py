@@ -1,0 +1,184 @@
+"""The main job on real text: train, stop, resume, continue on other ranks, export, and every kind of bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from train.events import read_jsonl
+from train.exit_codes import FAILED_FOR_GOOD, FINISHED, STOPPED
+
+ROOT = Path(__file__).parents[1]
+STEPS = 12
+TINY = [
+    "model.vocab_size=512",
+    "model.seq_len=64",
+    "model.n_layers=2",
+    "model.d_model=64",
+    "optim.warmup_steps=2",
+    f"train.steps={STEPS}",
+    "train.global_batch_size=8",
+    "train.micro_batch_size=2",
+    "train.log_every=1",
+    "train.eval_every=0",
+    "train.eval_sequences=8",
+    "checkpoint.every=4",
+]
+
+
+class Job:
+    """`keepstep run` of the laptop recipe, made tiny, in a folder of its own."""
+
+    def __init__(self, root: Path, name: str, ranks: int, *overrides: str) -> None:
+        self.folder = root / "runs" / name
+        data = f"data.sources.0.path={root / 'data'}"
+        settings = [*TINY, data, f"runs_dir={root / 'runs'}", f"name={name}", *overrides]
+        self.argv = ["run", "recipes/laptop.yaml", "--ranks", str(ranks), *settings]
+
+    def start(self) -> subprocess.Popen[str]:
+        return keepstep_process(*self.argv)
+
+    def run(self) -> int:
+        process = self.start()
+        output, _ = process.communicate(timeout=200)
+        self.output = output
+        return process.returncode
+
+    def losses(self) -> dict[int, float]:
+        """By step; of a step that was done twice, the last."""
+        return {r["step"]: r["loss"] for r in read_jsonl(self.folder / "metrics.jsonl") if "loss" in r}
+
+
+def keepstep_process(*argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.cli", *argv],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def keepstep(*argv: str) -> tuple[int, str]:
+    process = keepstep_process(*argv)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data set made of this repository's own sources."""
+    root = tmp_path_factory.mktemp("first-light")
+    with (root / "corpus.jsonl").open("w") as lines:
+        for file in sorted(ROOT.glob("*/*.py")):
+            lines.write(json.dumps({"text": file.read_text()}) + "\n")
+    corpus, tokenizer, data = (str(root / name) for name in ("corpus.jsonl", "tokenizer", "data"))
+    for argv in (
+        ["data", "tokenizer", corpus, "--out", tokenizer, "--vocab-size", "512"],
+        ["data", "build", corpus, "--out", data, "--tokenizer", tokenizer, "--seq-len", "64"],
+    ):
+        code, output = keepstep(*argv)
+        assert code == 0, output
+    return root
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(root: Path) -> Job:
+    job = Job(root, "uninterrupted", 2)
+    assert job.run() == FINISHED, job.output
+    return job
+
+
+def test_losses_fall(uninterrupted: Job) -> None:
+    losses = uninterrupted.losses()
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    assert losses[STEPS] < losses[1] - 0.5
+
+
+def test_a_run_folder_holds_what_was_promised(uninterrupted: Job) -> None:
+    names = {path.name for path in uninterrupted.folder.iterdir()}
+    assert {"recipe.yaml", "metrics.jsonl", "events.jsonl", "tensorboard", "checkpoints", "logs"} <= names
+    kinds = [event["kind"] for event in read_jsonl(uninterrupted.folder / "events.jsonl")]
+    assert kinds[0] == "started"
+    assert kinds[-1] == "finished"
+    assert kinds.count("saved") == 3
+
+
+def test_stopped_by_ctrl_c_and_resumed_it_repeats_the_losses_bit_for_bit(root: Path, uninterrupted: Job) -> None:
+    job = Job(root, "stopped", 2)
+    process = job.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 6/" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == STOPPED, rest
+    (stopped,) = [e for e in read_jsonl(job.folder / "events.jsonl") if e["kind"] == "stopped"]
+    assert 6 <= stopped["step"] < STEPS
+    assert (job.folder / "checkpoints" / f"step-{stopped['step']:08d}" / "manifest.json").exists()
+    assert job.run() == FINISHED, job.output
+    assert job.losses() == uninterrupted.losses()
+    code, output = keepstep(
+        "checkpoint", "diff", *(str(j.folder / f"checkpoints/step-{STEPS:08d}") for j in (job, uninterrupted))
+    )
+    assert code == 0, output
+
+
+def test_it_goes_on_under_another_engine_and_number_of_ranks(root: Path, uninterrupted: Job) -> None:
+    """Saved by FSDP2 on two ranks, continued by a single process: the same samples, nearly the same losses."""
+    first = Job(root, "moved", 2, "parallel.precision=fp32")
+    reference = Job(root, "reference", 2, "parallel.precision=fp32")
+    assert reference.run() == FINISHED, reference.output
+    process = first.start()
+    while not (first.folder / "checkpoints" / "step-00000004" / "manifest.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == STOPPED, output
+    second = Job(root, "moved", 1, "parallel.precision=fp32", "parallel.engine=single")
+    assert second.run() == FINISHED, second.output
+    losses, expected = second.losses(), reference.losses()
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_export_equals_the_model_and_a_prompt_is_continued(root: Path, uninterrupted: Job) -> None:
+    out = root / "exported"
+    code, output = keepstep("export", str(uninterrupted.folder), "--out", str(out), "--check")
+    assert code == 0, output
+    assert "the same ids on 4 of 4 held-out texts" in output
+    code, output = keepstep("generate", str(uninterrupted.folder), "--prompt", "def ", "--tokens", "8")
+    assert code == 0
+    assert output.startswith("def ")
+    assert len(output) > len("def \n")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.sources.0.path=no/such"], "no/such"),
+        (["model.vocab_size=100"], r"model.vocab_size (100) must be at least the tokenizer's size (512)"),
+        (["train.global_batch_size=9", "train.micro_batch_size=3"], "use 6 or 12"),
+        (["model.seq_len=48"], "48"),
+        (["train.stepz=1"], "did you mean train.steps?"),
+        (["name=uninterrupted", "model.d_model=128", "train.steps=20"], "d_model"),
+    ],
+)
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
+    root: Path, uninterrupted: Job, overrides: list[str], message: str
+) -> None:
+    before = sorted(uninterrupted.folder.rglob("step-*"))
+    job = Job(root, "bad", 2, *overrides)
+    assert job.run() == FAILED_FOR_GOOD, job.output
+    lines = [line for line in job.output.splitlines() if message in line]
+    assert lines, job.output
+    assert "Traceback" not in job.output
+    assert not (root / "runs" / "bad" / "checkpoints").exists()
+    assert sorted(uninterrupted.folder.rglob("step-*")) == before
