@@ -18,7 +18,8 @@ from train.exit_codes import FAILED
 from train.stop import StopRequest
 
 PEER_SECONDS = 2.0
-"""How long a failing rank other than 0 lets rank 0 speak first, where all ranks meet the same mistake."""
+"""How long a rank that fails lets those speak first that know why: rank 0, where all ranks meet the same mistake, or
+the rank whose connection was lost."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
         if rank == 0 or not _ended_by_launcher(stop):
             print(f"keepstep: {error}", file=sys.stderr)
         _leave_at_once(error.exit_code)
-    except Exception:
+    except Exception as error:
+        if _only_lost_a_peer(error) and _ended_by_launcher(stop):
+            _leave_at_once(FAILED)
         print(f"keepstep: rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr)
         _leave_at_once(FAILED)
     from parallel.bootstrap import leave
@@ -75,6 +78,12 @@ def set_up_logging(rank: int) -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+
+
+def _only_lost_a_peer(error: Exception) -> bool:
+    from train.watchdog import lost_peer
+
+    return lost_peer(error)
 
 
 def _ended_by_launcher(stop: StopRequest) -> bool:

@@ -5,14 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from data_pipeline.stream import Stream
-from parallel.bootstrap import Runtime
 from parallel.collectives import any_rank
-from parallel.engine import Engine
-from train.config import Recipe
 from train.device_batch import labels_by_source, loss_by_source, to_device
-from train.run import total
-from train.stop import StopRequest
+from train.run import Run, total
 
 
 @dataclass(frozen=True)
@@ -27,21 +22,23 @@ class HeldOut:
         return math.exp(min(self.loss, 700.0))
 
 
-def evaluate(recipe: Recipe, runtime: Runtime, engine: Engine, stream: Stream, stop: StopRequest) -> HeldOut | None:
+def evaluate(run: Run, step: int) -> HeldOut | None:
     """The held-out loss; None if the run was asked to stop on the way or there is nothing held out. Collective."""
+    recipe, runtime = run.recipe, run.runtime
     n_sources = len(recipe.data.sources)
     loss_fn = loss_by_source(n_sources)
     totals = torch.zeros(2, dtype=torch.float64)  # loss, targets
-    batches = stream.held_out(
+    batches = run.stream.held_out(
         sequences=recipe.train.eval_sequences,
         micro_batch_size=recipe.train.micro_batch_size,
         rank=runtime.data_parallel_rank,
         world_size=runtime.data_parallel_size,
     )
     for batch in batches:
-        loss_S = engine.evaluate(to_device(batch, runtime.device), loss_fn)
+        run.enter("evaluate", step)
+        loss_S = run.engine.evaluate(to_device(batch, runtime.device), loss_fn)
         totals += torch.stack((loss_S.sum().double().cpu(), labels_by_source([batch], n_sources).sum()))
-        if any_rank(bool(stop)):
+        if any_rank(bool(run.stop)):
             return None
     loss, tokens = total(totals, runtime)
     return HeldOut(loss / tokens, int(tokens)) if tokens else None

@@ -1,8 +1,8 @@
 """Where the time of a run went, over all its attempts. Pure: lines of events.jsonl and metrics.jsonl in, seconds out.
 
-Each metrics record holds the seconds by kind since the record before it (`train.clock`) and the number of its attempt;
-the events `started` and `ended` bound an attempt, and `uptime` of an event is the seconds since its process began. What
-no record tells is derived:
+Each metrics record holds the seconds by kind since the record before it (`train.clock`) and the number of its attempt.
+The event `started` begins an attempt, `finished` and `stopped` end it; `uptime` of an event is the seconds since its
+process began. What no record tells is derived:
 
 lost_work    what went into records of steps that were trained again later, and the time between the last record of an
              attempt and its last event (a hang, say)
@@ -61,7 +61,7 @@ def account(events: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str, 
         began = first["time"] - first["uptime"]
         if end is not None:
             seconds["down"] += max(0.0, began - end)
-        tail = last.get("seconds", {}) if last["kind"] == "ended" else {}
+        tail = last["seconds"] if last["kind"] in ("finished", "stopped") else {}
         _book(seconds, tail, True)
         mine = [record for record in timed if record["attempt"] == number]
         booked = sum(sum(record["seconds"].values()) for record in mine) + sum(tail.values())

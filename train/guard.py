@@ -63,19 +63,28 @@ class Guard:
             self._norms = [*self._norms, norm][-self._config.window :]
             self._bad_in_a_row = 0
             return verdict, why
-        self._bad_in_a_row += 1
-        self._bad_in_all += 1
         if verdict == "rollback":
             self.step_over.add(data_step)
-        self._check_bounds(data_step, why)
+        self.count_bad(data_step, why)
         return verdict, why
 
-    def rolled_back_to(self, state: Mapping[str, Any] | None) -> "Guard":
-        """The guard after a checkpoint was loaded: its windows, but what was counted and found bad since stays."""
-        guard = Guard(self._config, state)
-        guard.step_over |= self.step_over
-        guard._bad_in_a_row, guard._bad_in_all = self._bad_in_a_row, self._bad_in_all
-        return guard
+    def count_bad(self, data_step: int, why: str) -> None:
+        """A step moves nothing. DivergedError when there were too many of them."""
+        self._bad_in_a_row += 1
+        self._bad_in_all += 1
+        for setting, count in (("max_in_a_row", self._bad_in_a_row), ("max_in_all", self._bad_in_all)):
+            bound = getattr(self._config, setting)
+            if count > bound:
+                raise DivergedError(
+                    f"the run has diverged: bad step number {count} at data step {data_step} ({why}), more than "
+                    f"guard.{setting} ({bound}); lower optim.lr, look at the documents of that step "
+                    "(`keepstep data trace`), or raise the bound"
+                )
+
+    def roll_back(self, state: Mapping[str, Any]) -> None:
+        """A checkpoint was loaded: its windows count again, but what was counted and found bad since then stays."""
+        self._losses, self._norms = list(state["losses"]), list(state["norms"])
+        self.step_over |= set(state["step_over"])
 
     def limit(self, window: list[float]) -> float:
         """Above this a value is a spike."""
@@ -92,13 +101,3 @@ class Guard:
             if value > self.limit(window):
                 return f"{name} {value:.4g} is above {self.limit(window):.4g}"
         return ""
-
-    def _check_bounds(self, data_step: int, why: str) -> None:
-        for setting, count in (("max_in_a_row", self._bad_in_a_row), ("max_in_all", self._bad_in_all)):
-            bound = getattr(self._config, setting)
-            if count > bound:
-                raise DivergedError(
-                    f"the run has diverged: bad step number {count} at data step {data_step} ({why}), more than "
-                    f"guard.{setting} ({bound}); lower optim.lr, look at the documents of that step "
-                    "(`keepstep data trace`), or raise the bound"
-                )

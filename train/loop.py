@@ -5,8 +5,6 @@ data, and the learning rate follows `step`, so a skipped batch moves neither wei
 """
 
 import logging
-import math
-import time
 
 import torch
 
@@ -24,26 +22,31 @@ log = logging.getLogger(__name__)
 
 def train(run: Run) -> int:
     """Train until the recipe's last step or a request to stop; returns the exit code. Collective."""
-    recipe, runtime, engine, place = run.recipe, run.runtime, run.engine, run.place
+    recipe, runtime, engine, guard, place = run.recipe, run.runtime, run.engine, run.guard, run.place
     n_sources = len(recipe.data.sources)
     loss_fn = loss_by_source(n_sources)
     tokens_per_step = recipe.train.global_batch_size * recipe.model.seq_len
     batches = run.open_batches(place.data_step)
     saved_step = place.step if run.resumed else -1
-    started = time.perf_counter()
+    forward = "compile" if recipe.parallel.compile else "forward"
 
     while place.step < recipe.train.steps:
+        run.enter("data", place.step)
         micro_batches = next(batches)
         # One sum over ranks tells the targets of the whole global batch and whether anybody was asked to stop.
         told = torch.cat((labels_by_source(micro_batches, n_sources), torch.tensor([float(bool(run.stop))])))
         *targets_S, stops = total(told, runtime)
         if stops:
             break
+        if place.data_step in guard.step_over:
+            place = run.pass_over(place, "a roll-back found it bad")
+            continue
         if not sum(targets_S):
-            log.warning("no targets in the batch of step %d; it is skipped", place.step + 1)
-            place = place.after_skip()
+            guard.count_bad(place.data_step, "no targets in the batch")
+            place = run.pass_over(place, "no targets in the batch")
             continue
 
+        run.enter(forward, place.step)
         seed_rank(recipe.train.seed, runtime, place.data_step)
         lr = learning_rate(place.step + 1, recipe.train.steps, recipe.optim)
         loss_S = engine.forward_backward(
@@ -51,21 +54,30 @@ def train(run: Run) -> int:
             loss_fn,
             scale=runtime.data_parallel_size / sum(targets_S),
         )
-        grad_norm = engine.step(lr, recipe.optim.max_grad_norm)
         losses_S = total(loss_S.double().cpu(), runtime)
-        if not math.isfinite(grad_norm):
-            log.warning("gradient norm %s after step %d; the batch is skipped", grad_norm, place.step)
-            place = place.after_skip()
+        loss = sum(losses_S) / sum(targets_S)
+        run.enter("update", place.step)
+        forward = "forward"
+        grad_norm = engine.step(lr, recipe.optim.max_grad_norm, skip_above=guard.norm_limit(loss))
+        verdict, why = guard.judge(place.data_step, loss, grad_norm)
+        if verdict == "skip":
+            place = run.pass_over(place, why)
             continue
+        if verdict == "rollback":
+            place = run.roll_back(place, why)
+            batches = run.open_batches(place.data_step)
+            continue
+        if verdict == "report":
+            run.report_spike(place, why)
         place = place.after_step(tokens_per_step)
 
-        seconds = time.perf_counter() - started
-        started = time.perf_counter()
+        spent = run.clock.take()
+        seconds = sum(spent.get(kind, 0.0) for kind in ("data_wait", "compile", "step"))
         flops = flops_per_token(recipe.model) * tokens_per_step / seconds
         run.metrics.write(
             place.step,
             {
-                "loss": sum(losses_S) / sum(targets_S),
+                "loss": loss,
                 "lr": lr,
                 "grad_norm": grad_norm,
                 "tokens": place.tokens,
@@ -75,14 +87,20 @@ def train(run: Run) -> int:
                 "share_of_peak": flops / run.peak_flops,
                 "memory_gib": peak_memory_gib(runtime.device),
                 **run.loss_of_each_source(losses_S, targets_S),
+                "seconds": spent,
+                "attempt": run.attempt,
             },
             seconds,
         )
+        if place.step % recipe.train.log_every == 0:
+            run.tell_pace(spent)
+        if recipe.guard.compare_replicas_every and place.step % recipe.guard.compare_replicas_every == 0:
+            run.compare_copies()
 
         last = place.step == recipe.train.steps
         every = recipe.train.eval_every
         if recipe.train.eval_sequences and (last or (every and place.step % every == 0)):
-            held_out = evaluate(recipe, runtime, engine, run.stream, run.stop)
+            held_out = evaluate(run, place.step)
             if held_out is not None:
                 place = place.evaluated(held_out.loss)
                 run.metrics.write_evaluation(place.step, {"held_out_loss": held_out.loss})
@@ -94,9 +112,11 @@ def train(run: Run) -> int:
 
     if saved_step != place.step:
         run.save(place)
+    run.enter("save", place.step)
     run.checkpoints.wait()
     finished = place.step >= recipe.train.steps
-    run.record("finished" if finished else "stopped", step=place.step, reason=run.stop.reason)
+    kind = "finished" if finished else "stopped"
+    run.record(kind, step=place.step, reason=run.stop.reason, seconds=run.clock.take())
     if not finished:
         log.info("stopped at step %d (%s); the same command goes on from there", place.step, run.stop.reason)
     return FINISHED if finished else STOPPED

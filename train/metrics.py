@@ -3,6 +3,7 @@
 Only rank 0 writes. On a terminal the line is redrawn at every step; in a log whole lines come every `log_every` steps.
 """
 
+import contextlib
 import json
 import logging
 import resource
@@ -13,6 +14,8 @@ from typing import IO, Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
+
+from train.events import end_torn_line
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,8 @@ class Metrics:
     ) -> None:
         self._total_steps = total_steps
         self._log_every = log_every
+        if enabled:
+            end_torn_line(jsonl)
         self._file: IO[str] | None = jsonl.open("a", encoding="utf-8") if enabled else None
         self._board = SummaryWriter(str(tensorboard), purge_step=first_step) if enabled else None
         self._terminal = sys.stderr.isatty()
@@ -48,12 +53,17 @@ class Metrics:
         self._append(step, record)
 
     def _append(self, step: int, record: dict[str, Any]) -> None:
+        """A full disk loses the record, not the run."""
         if self._file is None or self._board is None:
             return
-        self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **record}) + "\n")
-        self._file.flush()
-        for name, value in record.items():
-            self._board.add_scalar(name, value, step)
+        try:
+            self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **record}) + "\n")
+            self._file.flush()
+            for name, value in record.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, step)
+        except OSError as error:
+            log.warning("the metrics of step %d were not written: %s", step, error)
 
     def _line(self, step: int, record: dict[str, Any]) -> str:
         left = (self._total_steps - step) * (self._step_seconds or 0.0)
@@ -66,8 +76,9 @@ class Metrics:
 
     def close(self) -> None:
         if self._file is not None and self._board is not None:
-            self._file.close()
-            self._board.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
+                self._board.close()
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -1,6 +1,7 @@
 """Where a run stands: steps done, batches passed over, tokens seen."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from train.checkpoint.load import Progress
 
@@ -29,9 +30,9 @@ class Place:
     def evaluated(self, held_out_loss: float) -> "Place":
         return replace(self, held_out_loss=held_out_loss)
 
-    def as_progress(self) -> Progress:
-        """As a checkpoint keeps it."""
-        return Progress(self.step, self.tokens, self.held_out_loss, {"skipped": self.skipped})
+    def as_progress(self, **extra: Any) -> Progress:
+        """As a checkpoint keeps it, with what else it must remember (JSON)."""
+        return Progress(self.step, self.tokens, self.held_out_loss, {"skipped": self.skipped, **extra})
 
     @classmethod
     def of(cls, progress: Progress) -> "Place":

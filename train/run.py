@@ -1,8 +1,9 @@
 """A run, put together: where everything that the loop uses is made, in the order in which it must be."""
 
 import logging
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,22 +13,30 @@ from torch import Tensor
 
 from data_pipeline.batch import Batch
 from data_pipeline.stream import Stream, open_stream
-from parallel.bootstrap import Runtime, seed_rank
-from parallel.collectives import sum_over_ranks
+from parallel.bootstrap import Runtime, leave_at_once, seed_rank
+from parallel.collectives import gather_objects, sum_over_ranks
 from parallel.engine import Engine, Trainable, build_engine
 from parallel.precision import DTYPES
-from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manager import CheckpointManager, Progress
+from train.clock import Clock, uptime
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
+from train.corruption import check_copies, hashes
+from train.disk import check_space
 from train.errors import ConfigError
-from train.events import EventLog
+from train.events import EventLog, read_jsonl
+from train.exit_codes import FAILED
+from train.faults import Faults
 from train.flops import count_parameters, measure_matmul_peak
+from train.guard import Guard
+from train.lease import Holder, Lease
 from train.metrics import Metrics
 from train.model import GPT, initial_value
 from train.optim import build_optimizer
 from train.place import Place
 from train.run_folder import RunFolder
 from train.stop import StopRequest
+from train.watchdog import Probe, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +51,24 @@ class Run:
     metrics: Metrics
     record: EventLog
     stop: StopRequest
+    clock: Clock
+    watchdog: Watchdog
+    faults: Faults
+    probe: Probe
+    guard: Guard
     place: Place
     """Where the run stands as it starts."""
     resumed: bool
     peak_flops: float
     """FLOP per second of a large matrix product on all ranks together."""
+    attempt: int
+    """Counted from 1 over all starts of the run; told on rank 0 alone."""
+
+    def enter(self, phase: str, step: int) -> None:
+        """The loop enters a phase with `step` optimizer steps done."""
+        self.clock.enter(phase)
+        self.watchdog.beat(phase, step)
+        self.faults.strike(phase, step)
 
     def open_batches(self, data_step: int) -> Iterator[list[Batch]]:
         """This rank's micro batches, a list a step, from a place in the data on."""
@@ -61,7 +83,42 @@ class Run:
 
     def save(self, place: Place) -> None:
         """Collective."""
-        self.checkpoints.save(place.as_progress(), self.engine.state(), self.stream.state(place.data_step))
+        self.enter("save", place.step)
+        progress = place.as_progress(guard=self.guard.state())
+        self.checkpoints.save(progress, self.engine.state(), self.stream.state(place.data_step))
+
+    def pass_over(self, place: Place, why: str) -> Place:
+        """The next batch moves nothing; the place after it."""
+        log.warning("the batch after step %d (data step %d) is skipped: %s", place.step, place.data_step, why)
+        self.record("skipped", step=place.step, why=why, **self._samples(place))
+        return place.after_skip()
+
+    def report_spike(self, place: Place, why: str) -> None:
+        log.warning("spike after step %d (data step %d): %s", place.step, place.data_step, why)
+        self.record("spike", step=place.step, why=why, **self._samples(place))
+
+    def roll_back(self, place: Place, why: str) -> Place:
+        """The place of the newest good checkpoint, from which the present batch will be stepped over. Collective."""
+        log.warning("rolling back from step %d (data step %d): %s", place.step, place.data_step, why)
+        self.record("rolled_back", step=place.step, why=why, **self._samples(place))
+        loaded = resume(self.checkpoints, self.engine, self.stream, self.record)
+        if loaded is None:
+            return self.pass_over(place, "there is no checkpoint to go back to")
+        self.guard.roll_back(loaded.extra["guard"])
+        return Place.of(loaded)
+
+    def _samples(self, place: Place) -> dict[str, int]:
+        """Which documents are meant: `keepstep data trace` shows them."""
+        size = self.recipe.train.global_batch_size
+        return {"data_step": place.data_step, "first_sample": place.data_step * size, "samples": size}
+
+    def compare_copies(self) -> None:
+        """CorruptionError if ranks that hold copies of the same tensors disagree. Collective."""
+        check_copies(gather_objects(hashes(self.engine.state())))
+
+    def tell_pace(self, spent: Mapping[str, float]) -> None:
+        """How fast this rank is at the moment, for the search for slow ones."""
+        self.watchdog.note(spent.get("step", 0.0), spent.get("data_wait", 0.0), self.probe.seconds())
 
     def loss_of_each_source(self, losses_S: list[float], targets_S: list[float]) -> dict[str, float]:
         """Mean loss by source, where there are several."""
@@ -79,24 +136,53 @@ def total(values: Tensor, runtime: Runtime) -> list[float]:
 @contextmanager
 def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Iterator[Run]:
     """A run that is ready for its next step; closed only if all went well, for closing is collective. Collective."""
-    run = _build_run(recipe, runtime, stop)
-    yield run
-    run.checkpoints.close()
+    folder = RunFolder.of(recipe)
+    is_rank_0 = runtime.world.rank == 0
+    lease = Lease(folder.lease, Holder.myself(os.environ), _leave) if is_rank_0 else None
+    record = EventLog(folder.events, enabled=is_rank_0)
+    watchdog = Watchdog(
+        folder.root,
+        folder.logs,
+        rank=runtime.world.rank,
+        world_size=runtime.world.world_size,
+        hang_seconds=recipe.train.hang_seconds,
+        record=record,
+    )
+    try:
+        run = _build_run(recipe, runtime, stop, record, watchdog)
+        yield run
+        run.checkpoints.close()
+    except BaseException:
+        watchdog.failed()
+        raise
+    watchdog.close()
     run.stream.close()
     run.metrics.close()
     run.engine.close()
+    if lease is not None:
+        folder.stop_request.unlink(missing_ok=True)
+        lease.release()
 
 
-def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Run:
+def _leave(why: str) -> None:
+    """Another run has taken the folder: nothing more may be written to it."""
+    log.error("%s; leaving", why)
+    leave_at_once(FAILED)
+
+
+def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, record: EventLog, watchdog: Watchdog) -> Run:
     """Everything from the data to the loaded checkpoint. Collective."""
+    clock = Clock(already=uptime())
     folder = RunFolder.of(recipe)
     is_rank_0 = runtime.world.rank == 0
-    record = EventLog(folder.events, enabled=is_rank_0)
+    attempt = 1 + sum(event["kind"] == "started" for event in read_jsonl(folder.events))
+    record("started", attempt=attempt, world_size=runtime.world.world_size, engine=recipe.parallel.engine)
+    faults = Faults(os.environ, runtime.world.rank, folder.checkpoints)
     stream = open_stream(recipe.data, seq_len=recipe.model.seq_len)
     check_fit(recipe, runtime, stream)
     if is_rank_0:
+        check_space(recipe, folder.checkpoints)
         folder.recipe.write_text(recipe_as_yaml(recipe), encoding="utf-8")
-    record("started", world_size=runtime.world.world_size, engine=recipe.parallel.engine)
     announce(recipe, runtime, stream)
 
     seed_rank(recipe.train.seed, runtime, 0)
@@ -106,6 +192,7 @@ def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Run:
         optimizer=partial(build_optimizer, config=recipe.optim),
     )
     engine = build_engine(recipe.parallel, runtime, trainable)
+    faults.arm(engine)
     identity = {"model": recipe.model.model_dump(mode="json"), "data": stream.fingerprint}
     checkpoints = CheckpointManager(
         folder.checkpoints,
@@ -115,7 +202,8 @@ def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Run:
         layout={"engine": recipe.parallel.engine, **asdict(runtime.layout)},
         timeout_seconds=recipe.parallel.timeout_seconds,
     )
-    place, resumed = resume(checkpoints, engine, stream, record)
+    loaded = resume(checkpoints, engine, stream, record)
+    place = Place() if loaded is None else Place.of(loaded)
     metrics = Metrics(
         folder.metrics,
         folder.tensorboard,
@@ -125,23 +213,40 @@ def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Run:
         enabled=is_rank_0,
     )
     peak = torch.tensor(measure_matmul_peak(runtime.device, DTYPES[recipe.parallel.precision])).double()
-    peak_flops = sum_over_ranks(peak).item()
-    return Run(recipe, runtime, stream, engine, checkpoints, metrics, record, stop, place, resumed, peak_flops)
+    return Run(
+        recipe,
+        runtime,
+        stream,
+        engine,
+        checkpoints,
+        metrics,
+        record,
+        stop,
+        clock,
+        watchdog,
+        faults,
+        Probe(runtime.device),
+        Guard(recipe.guard, None if loaded is None else loaded.extra["guard"]),
+        place,
+        resumed=loaded is not None,
+        peak_flops=sum_over_ranks(peak).item(),
+        attempt=attempt,
+    )
 
 
-def resume(checkpoints: CheckpointManager, engine: Engine, stream: Stream, record: EventLog) -> tuple[Place, bool]:
-    """The place of the newest good checkpoint, with engine and stream set to it; or the very start. Collective."""
+def resume(checkpoints: CheckpointManager, engine: Engine, stream: Stream, record: EventLog) -> Progress | None:
+    """Set engine and stream to the newest good checkpoint, and say how far it is; None if there is none. Collective."""
     started = time.perf_counter()
     loaded = checkpoints.load_newest(engine.state())
     if loaded is None:
-        return Place(), False
+        return None
     engine.loaded()
     stream.restore(loaded.rank_states)
-    place = Place.of(loaded.progress)
+    progress = loaded.progress
     seconds = time.perf_counter() - started
-    log.info("resumed from step %d (%d tokens) in %.1f s", place.step, place.tokens, seconds)
-    record("resumed", step=place.step, tokens=place.tokens, seconds=round(seconds, 3))
-    return place, True
+    log.info("resumed from step %d (%d tokens) in %.1f s", progress.step, progress.tokens, seconds)
+    record("resumed", step=progress.step, tokens=progress.tokens, took_seconds=round(seconds, 3))
+    return progress
 
 
 def check_fit(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:

@@ -39,6 +39,11 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
+    def lease(self) -> Path:
+        """Who runs here now."""
+        return self.root / "lease.json"
+
+    @property
     def stop_request(self) -> Path:
         """Made by `keepstep stop`; a run that sees it saves and stops."""
         return self.root / "STOP"

@@ -18,7 +18,7 @@ def record(attempt: int, number: int, /, **seconds: float) -> dict[str, Any]:
 def test_an_undisturbed_run_is_all_accounted_for() -> None:
     events = [
         started(1, 1001.0),
-        {"kind": "ended", "time": 1020.0, "uptime": 20.0, "seconds": {"checkpoint_stall": 2.0}},
+        {"kind": "finished", "time": 1020.0, "uptime": 20.0, "seconds": {"checkpoint_stall": 2.0}},
     ]
     records = [record(1, 1, start=4.0, step=6.0), record(1, 2, data_wait=1.0, step=7.0)]
     spent = account(events, records)
