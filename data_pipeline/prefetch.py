@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -13,7 +13,7 @@ class _End:
         self.error = error
 
 
-class ahead(Generic[T]):  # noqa: N801 - used as a function
+class Prefetch(Iterator[T]):
     """Up to `depth` items are ready before they are asked for. Errors come out where their item would have."""
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
@@ -39,9 +39,6 @@ class ahead(Generic[T]):  # noqa: N801 - used as a function
             except queue.Full:
                 continue
         return False
-
-    def __iter__(self) -> "ahead[T]":
-        return self
 
     def __next__(self) -> T:
         if self._stopped.is_set():
