@@ -71,7 +71,7 @@ def _agent_class() -> Any:
 
 def _show_root_cause(failures: dict[int, Any], logs: dict[int, str], restarts_left: int) -> None:
     """The rank that failed first, and the end of what it said. `logs`: by local rank; "" is the terminal."""
-    rank, first = min(failures.items(), key=lambda item: (item[1].timestamp, item[1].exitcode >= 0))
+    rank, first = min(failures.items(), key=lambda item: _suspicion(item[1].timestamp, item[1].exitcode))
     ending = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
     log = logs.get(first.local_rank)
     lines = Path(log).read_text(errors="replace").splitlines()[-LAST_LINES:] if log else []
@@ -79,6 +79,11 @@ def _show_root_cause(failures: dict[int, Any], logs: dict[int, str], restarts_le
     text = [f"keepstep: rank {rank} (pid {first.pid}) ended first, by {ending}; {then}"]
     text += [f"  rank {rank} | {line}" for line in lines]
     print("\n".join(text), file=sys.stderr, flush=True)
+
+
+def _suspicion(second: int, exit_code: int) -> tuple[bool, int, bool, bool]:
+    """Sorts the root cause first: torchrun itself sends SIGTERM to the rest, and its clock counts whole seconds."""
+    return exit_code == -signal.SIGTERM, second, exit_code != FAILED_FOR_GOOD, exit_code >= 0
 
 
 if __name__ == "__main__":

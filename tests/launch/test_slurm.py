@@ -1,0 +1,116 @@
+"""The rendered job script, without Slurm."""
+
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from launch import cli
+from launch.slurm import read_site, render
+from parallel.errors import LaunchError
+
+SITE = "slurm/cluster.env.example"
+SUBMIT = ["submit", "recipes/laptop.yaml", "train.steps=50", "runs_dir=my runs", "--dry-run"]
+
+
+def rendered(capsys, *options: str) -> str:
+    assert cli.main([*SUBMIT, *options]) == 0
+    return capsys.readouterr().out
+
+
+def shellcheck(script: str) -> None:
+    tool = Path(sys.executable).with_name("shellcheck")
+    result = subprocess.run([str(tool), "-"], input=script, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_script_of_a_gpu_site(capsys):
+    script = rendered(capsys, "--nodes", "4", "--cluster", SITE)
+    for line in (
+        "#SBATCH --nodes=4",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --exclude=node[017,113]",
+        "#SBATCH --exclusive",
+        "#SBATCH --signal=USR2@180",
+        f"#SBATCH --output={Path.cwd()}/my runs/laptop/logs/slurm-%j.log",
+    ):
+        assert line in script.splitlines()
+    assert f"RECIPE={Path.cwd()}/recipes/laptop.yaml\n" in script
+    assert "OVERRIDES=(train.steps=50 'runs_dir=my runs')" in script
+    assert "RANKS=(--ranks 8)" in script
+    assert "NODE_SETUP='module load cuda/12.8'" in script
+    shellcheck(script)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("PYXIS_IMAGE=a.sqsh", "SRUN=(--container-image=a.sqsh --container-mounts=/d:/d)"),
+        ("APPTAINER_IMAGE=a.sif", "WRAP=(apptainer exec --nv --bind /d:/d a.sif)"),
+        ("NETWORK_INTERFACE=ib0", "NODE_SETUP='export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0'"),
+    ],
+)
+def test_containers_and_networks(tmp_path, capsys, line, expected):
+    (tmp_path / "cluster.env").write_text(f"{line}\nMOUNTS=/d:/d\n")
+    script = rendered(capsys, "--cluster", str(tmp_path / "cluster.env"))
+    assert expected in script
+    assert ("PYTHON=python3 " in script) is line.endswith((".sqsh", ".sif"))
+    shellcheck(script)
+
+
+def test_a_sweep_is_an_array_with_one_override_a_task(capsys):
+    script = rendered(capsys, "--sweep", "optim.lr=1e-3,2e-3,4e-3")
+    assert "#SBATCH --array=0-2" in script
+    assert "SWEEP=(optim.lr=1e-3 optim.lr=2e-3 optim.lr=4e-3)" in script
+    assert "slurm-%A-%a.log" in script
+    shellcheck(script)
+
+
+def test_a_range_of_nodes_lets_the_run_shrink(capsys):
+    assert "#SBATCH --nodes=2-4\n" in rendered(capsys, "--nodes", "4", "--min-nodes", "2")
+
+
+def test_rendering_replaces_each_line_once_and_adds_what_is_missing():
+    template = files("slurm").joinpath("train.sbatch").read_text()
+    script = render(template, {"nodes": "7", "qos": "low", "exclusive": None}, {"PYTHON": "python4"})
+    assert script.count("#SBATCH --nodes=7\n") == 1
+    assert "\n#SBATCH --qos=low\n#SBATCH --exclusive\n" in script
+    assert script.count("PYTHON=python4 ") == 1
+    assert len(script.splitlines()) == len(template.splitlines()) + 2
+    shellcheck(template)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nodes", "0"], "--nodes (0) must be at least --min-nodes (1), and that 1"),
+        (["--nodes", "2", "--min-nodes", "3"], "--nodes (2) must be at least --min-nodes (3)"),
+        (["--sweep", "optim.lr"], "--sweep optim.lr must read SECTION.KEY=A,B,C"),
+        (["--sweep", "optim.lr=1e-3,fast"], "optim.lr ('fast')"),
+        (["--cluster", "nowhere.env"], "the site's file nowhere.env cannot be read"),
+    ],
+)
+def test_what_cannot_be_submitted_is_said_at_once(options, message, capsys):
+    assert cli.main([*SUBMIT, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_line_of_the_sites_file_is_named(tmp_path):
+    (tmp_path / "cluster.env").write_text("PARTITON=gpu\n")
+    with pytest.raises(LaunchError, match="has PARTITON, which is none of ACCOUNT"):
+        read_site(tmp_path / "cluster.env")
+
+
+def test_without_slurm_it_says_so_and_keeps_the_script(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["submit", "recipes/laptop.yaml", f"runs_dir={tmp_path}"]) == 2
+    assert "there is no sbatch on this machine; submit from a login node" in capsys.readouterr().err
+    assert (tmp_path / "laptop/train.sbatch").exists()
+
+
+def test_submit_needs_no_torch():
+    code = "import sys; from launch import cli; cli.main(sys.argv[1:]); print('torch' in sys.modules, file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", code, *SUBMIT], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "False"
