@@ -103,10 +103,6 @@ def checksum(data: Any) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def checksum_blocks(data: memoryview) -> tuple[str, ...]:
-    return tuple(checksum(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES))
-
-
 def shard_header(pieces: Sequence[Piece]) -> bytes:
     """The start of a safetensors file that holds these pieces one after the other."""
     entries, at = {}, 0

@@ -6,8 +6,10 @@ load plan asks for, each block checked against its xxh3, straight into the desti
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 import torch
@@ -31,10 +33,9 @@ from train.checkpoint.format import (
     Piece,
     ShardFile,
     checksum,
-    checksum_blocks,
     shard_header,
 )
-from train.checkpoint.verify import check_file, read_block
+from train.checkpoint.verify import check_file, read_blocks
 from train.errors import CheckpointError
 
 DTYPES = {
@@ -42,6 +43,10 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+_READERS = 4
+"""Threads that read; hashing and copying one piece overlaps with reading others."""
+_BLOCKS_AT_ONCE = 16
+
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -78,10 +83,13 @@ def write_shard(folder: Folder, name: str, parts: Sequence[tuple[Piece, Tensor]]
             host = tensor.detach().cpu().contiguous()
             if not is_finite(host):
                 raise CheckpointError(f"{piece.tensor} holds values that are not finite; nothing was saved")
-            data = as_bytes(host)
-            placed.append(replace(piece, file=name, start=start, checksums=checksum_blocks(data)))
+            data, checksums = as_bytes(host), []
+            for at in range(0, len(data), BLOCK_BYTES):  # each is hashed while the one before goes to the disk
+                block = data[at : at + BLOCK_BYTES]
+                checksums.append(checksum(block))
+                yield block
+            placed.append(replace(piece, file=name, start=start, checksums=tuple(checksums)))
             start += len(data)
-            yield data
 
     folder.write(name, chain([memoryview(header)], contents()))
     size = len(header) + sum(piece.bytes for piece in placed)
@@ -141,7 +149,7 @@ class ShardReader(StorageReader):
         self.bytes_read = 0
         self._pieces = {(p.tensor, p.offsets): p for pieces in manifest.pieces.values() for p in pieces}
         self._checked: set[str] = set()
-        self._block: tuple[tuple[str, int] | None, bytearray] = (None, bytearray())
+        self._lock = Lock()
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         pass
@@ -169,11 +177,22 @@ class ShardReader(StorageReader):
         return Metadata(tensors)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted = [(self._piece(item), item) for item in plan.items]
-        for piece, item in sorted(wanted, key=lambda pair: (pair[0].file, pair[0].start, pair[1].storage_offsets)):
-            target = planner.resolve_tensor(item).detach()
-            self._read_box(piece, tuple(item.storage_offsets), tuple(item.lengths), target)
-            planner.commit_tensor(item, target)
+        wanted: dict[Piece, list[ReadItem]] = {}
+        for item in plan.items:
+            wanted.setdefault(self._piece(item), []).append(item)
+        in_order = sorted(wanted.items(), key=lambda pair: (pair[0].file, pair[0].start))
+        for name in sorted({piece.file for piece in wanted}):
+            self._check_header(name)
+
+        def read(piece: Piece, items: list[ReadItem]) -> None:
+            source = _PieceReader(self, piece)
+            for item in sorted(items, key=lambda item: item.storage_offsets):
+                target = planner.resolve_tensor(item).detach()
+                source.read_box(tuple(item.storage_offsets), tuple(item.lengths), target)
+                planner.commit_tensor(item, target)
+
+        with ThreadPoolExecutor(_READERS, "checkpoint-read") as pool:
+            list(pool.map(lambda pair: read(*pair), in_order))
         return _done(None)
 
     def _piece(self, item: ReadItem) -> Piece:
@@ -183,44 +202,13 @@ class ShardReader(StorageReader):
 
     def read_whole(self, piece: Piece) -> bytes:
         data = bytearray(piece.bytes)
-        self._read_range(piece, 0, memoryview(data))
+        self._check_header(piece.file)
+        _PieceReader(self, piece).read_range(0, memoryview(data))
         return bytes(data)
 
-    def _read_box(self, piece: Piece, offsets: tuple[int, ...], sizes: tuple[int, ...], target: Tensor) -> None:
-        """Fill `target` with a box of the piece: directly if its bytes are one run, else by a buffer of its span."""
-        dtype = DTYPES[piece.dtype]
-        strides = torch.empty(piece.sizes, device="meta").stride()
-        first = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
-        last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-        start = first * dtype.itemsize
-        one_run = last - first + 1 == target.numel()
-        if one_run and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype:
-            self._read_range(piece, start, as_bytes(target))
-            return
-        span = torch.empty(last - first + 1, dtype=dtype)
-        self._read_range(piece, start, as_bytes(span))
-        target.copy_(span.as_strided(sizes, strides))
-
-    def _read_range(self, piece: Piece, start: int, out: memoryview) -> None:
-        """Bytes [start, start + len(out)) of a piece, block by block; whole blocks go straight to `out`."""
-        self._check_header(piece.file)
-        stop = start + len(out)
-        for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-            low, high = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, piece.bytes)
-            if start <= low and high <= stop:
-                block = out[low - start : high - start]
-                self._read_block(piece, number, block)
-            else:  # only a part of it is wanted; the next box may well want the rest
-                if self._block[0] != (piece.entry, number):
-                    buffer = bytearray(high - low)
-                    self._read_block(piece, number, memoryview(buffer))
-                    self._block = ((piece.entry, number), buffer)
-                part = slice(max(start, low), min(stop, high))
-                out[part.start - start : part.stop - start] = self._block[1][part.start - low : part.stop - low]
-
-    def _read_block(self, piece: Piece, number: int, out: memoryview) -> None:
-        read_block(self.folder, piece, number, out)
-        self.bytes_read += len(out)
+    def count(self, size: int) -> None:
+        with self._lock:
+            self.bytes_read += size
 
     def _check_header(self, name: str) -> None:
         """Once per file: its size and the checksum of its header."""
@@ -228,8 +216,58 @@ class ShardReader(StorageReader):
             return
         file = next(file for file in self.manifest.files if file.name == name)
         check_file(self.folder, file)
-        self.bytes_read += file.header_bytes
+        self.count(file.header_bytes)
         self._checked.add(name)
+
+
+class _PieceReader:
+    """Reads parts of one piece, whose blocks it checks; the last block of which only a part was wanted is kept."""
+
+    def __init__(self, reader: ShardReader, piece: Piece) -> None:
+        self._reader, self._piece = reader, piece
+        self._kept: tuple[int, bytearray] = (-1, bytearray())
+
+    def read_box(self, offsets: tuple[int, ...], sizes: tuple[int, ...], target: Tensor) -> None:
+        """Fill `target` with a box of the piece: directly if its bytes are one run, else by a buffer of its span."""
+        dtype = DTYPES[self._piece.dtype]
+        strides = torch.empty(self._piece.sizes, device="meta").stride()
+        first = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
+        last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        start = first * dtype.itemsize
+        one_run = last - first + 1 == target.numel()
+        if one_run and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype:
+            self.read_range(start, as_bytes(target))
+            return
+        span = torch.empty(last - first + 1, dtype=dtype)
+        self.read_range(start, as_bytes(span))
+        target.copy_(span.as_strided(sizes, strides))
+
+    def read_range(self, start: int, out: memoryview) -> None:
+        """Bytes [start, start + len(out)) of the piece; whole blocks go straight to `out`, several at once."""
+        stop = start + len(out)
+        number = start // BLOCK_BYTES
+        whole_until = -(-stop // BLOCK_BYTES) if stop == self._piece.bytes else stop // BLOCK_BYTES
+        while (low := number * BLOCK_BYTES) < stop:
+            if low >= start and number < whole_until:
+                count = min(whole_until - number, _BLOCKS_AT_ONCE)
+                self._read_blocks(number, out[low - start : low - start + count * BLOCK_BYTES])
+            else:
+                count, block = 1, self._part(number)
+                part = slice(max(start, low), min(stop, low + len(block)))
+                out[part.start - start : part.stop - start] = block[part.start - low : part.stop - low]
+            number += count
+
+    def _part(self, number: int) -> bytearray:
+        """A block of which not all is wanted now; the next box may well want the rest."""
+        if self._kept[0] != number:
+            block = bytearray(min(BLOCK_BYTES, self._piece.bytes - number * BLOCK_BYTES))
+            self._read_blocks(number, memoryview(block))
+            self._kept = (number, block)
+        return self._kept[1]
+
+    def _read_blocks(self, number: int, out: memoryview) -> None:
+        read_blocks(self._reader.folder, self._piece, number, out)
+        self._reader.count(len(out))
 
 
 def is_finite(tensor: Tensor) -> bool:

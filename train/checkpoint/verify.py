@@ -30,15 +30,18 @@ def check_file(folder: Folder, file: ShardFile) -> bytes:
     return bytes(header)
 
 
-def read_block(folder: Folder, piece: Piece, number: int, out: memoryview) -> None:
-    """Fill `out` with a whole block of a piece. DamagedError if it is not what was written."""
+def read_blocks(folder: Folder, piece: Piece, number: int, out: memoryview) -> None:
+    """Fill `out` with whole blocks of a piece from the given one on. DamagedError if they are not what was written."""
     at = piece.start + number * BLOCK_BYTES
     try:
         folder.read_into(piece.file, at, out)
     except OSError as error:
         raise DamagedError(f"{piece.file}: {piece.tensor}: cannot be read ({error})") from error
-    if checksum(out) != piece.checksums[number]:
-        raise DamagedError(f"{piece.file}: {piece.tensor}: bytes {at} to {at + len(out)} do not fit their checksum")
+    for low in range(0, len(out), BLOCK_BYTES):
+        block = out[low : low + BLOCK_BYTES]
+        if checksum(block) != piece.checksums[number + low // BLOCK_BYTES]:
+            where = f"bytes {at + low} to {at + low + len(block)}"
+            raise DamagedError(f"{piece.file}: {piece.tensor}: {where} do not fit their checksum")
 
 
 def read_file(folder: Folder, manifest: Manifest, file: ShardFile) -> Iterator[bytes | memoryview]:
@@ -48,7 +51,7 @@ def read_file(folder: Folder, manifest: Manifest, file: ShardFile) -> Iterator[b
     for piece in sorted(pieces, key=lambda piece: piece.start):
         for number in range(len(piece.checksums)):
             block = memoryview(bytearray(min(BLOCK_BYTES, piece.bytes - number * BLOCK_BYTES)))
-            read_block(folder, piece, number, block)
+            read_blocks(folder, piece, number, block)
             yield block
 
 
