@@ -1,0 +1,128 @@
+"""Programs for ranks: train a tiny GPT under an engine and report what must not depend on the engine.
+
+T sequence, V vocabulary.
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from data_pipeline.batch import IGNORE, Batch
+from parallel.bootstrap import Runtime, start
+from parallel.collectives import gather_objects, sum_over_ranks
+from parallel.config import ParallelConfig
+from parallel.engine import CheckpointTensor, Engine, Trainable, build_engine
+from parallel.environ import read_world
+from parallel.fragments import FlatFragment
+from parallel.layout import resolve_layout
+from parallel.mesh import build_mesh, data_parallel_group
+from train.config import ModelConfig, OptimConfig
+from train.device_batch import DeviceBatch, loss_by_source, to_device
+from train.model import GPT, initial_value
+from train.optim import build_optimizer
+
+T, V, GLOBAL_BATCH, MICRO_BATCHES = 32, 128, 8, 2
+LR = 1e-2
+LOSS = loss_by_source(2)
+
+
+def config_of(**settings: Any) -> ParallelConfig:
+    return ParallelConfig(**{"precision": "fp32", "device": "cpu", "timeout_seconds": 120.0, **settings})
+
+
+def runtime_of(config: ParallelConfig) -> Runtime:
+    """Like `start`, but processes that have met already only change their layout."""
+    world = read_world(os.environ)
+    if config.engine == "single" or not dist.is_initialized():
+        return start(config, world)
+    layout = resolve_layout(config, world.world_size)
+    mesh = build_mesh(layout, "cpu")
+    return Runtime(world, layout, torch.device("cpu"), mesh, data_parallel_group(mesh))
+
+
+def trainable(**model: Any) -> Trainable:
+    shape: dict[str, Any] = {"vocab_size": V, "seq_len": T, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_model": 64}
+    config = ModelConfig(**{**shape, **model})
+    return Trainable(
+        build=lambda: GPT(config),
+        initial_value=lambda name, shape: initial_value(name, shape, config, seed=1),
+        optimizer=lambda module: build_optimizer(module, OptimConfig(lr=LR)),
+    )
+
+
+def global_batch(step: int) -> Batch:
+    """Rows with unequal numbers of targets, one of them with none, and one with two documents."""
+    generator = np.random.default_rng(step % 3)
+    text = generator.integers(0, V, (GLOBAL_BATCH, T + 1))
+    tokens, labels = text[:, :-1], text[:, 1:].copy()
+    labels[0, 5:], labels[3, 20:], labels[5] = IGNORE, IGNORE, IGNORE
+    positions = np.tile(np.arange(T), (GLOBAL_BATCH, 1))
+    documents = np.zeros((GLOBAL_BATCH, T), np.int32)
+    documents[1, 10:], positions[1, 10:] = 1, np.arange(T - 10)
+    rows = np.arange(GLOBAL_BATCH)
+    return Batch(tokens, labels, positions, documents, (rows % 2).astype(np.int32), rows)
+
+
+def micro_batches(step: int, runtime: Runtime, number: int = MICRO_BATCHES) -> tuple[list[DeviceBatch], int]:
+    """This rank's part of a step, and the targets of all."""
+    whole = global_batch(step)
+    mine = np.arange(GLOBAL_BATCH)
+    mine = mine[mine % runtime.data_parallel_size == runtime.data_parallel_rank]
+    parts = []
+    for rows in np.array_split(mine, number):
+        part = Batch(**{field.name: getattr(whole, field.name)[rows] for field in dataclasses.fields(Batch)})
+        parts.append(to_device(part, runtime.device))
+    return parts, int((whole.labels_BT != IGNORE).sum())
+
+
+def one_step(engine: Engine, runtime: Runtime, step: int, **options: float) -> tuple[float, float]:
+    """Mean loss over all ranks, and the gradient norm."""
+    batches, targets = micro_batches(step, runtime)
+    loss_S = engine.forward_backward(batches, LOSS, runtime.data_parallel_size / targets)
+    norm = engine.step(LR * (step + 1) / 10, 1.0, **options)
+    return (sum_over_ranks(loss_S, runtime.data_parallel_group).sum() / targets).item(), norm
+
+
+def whole(tensor: CheckpointTensor) -> Tensor:
+    """All elements, gathered from all ranks. Collective."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor().clone()
+    if isinstance(tensor, FlatFragment):
+        full = torch.full((tensor.numel(),), torch.nan)
+        for start_at, flat in gather_objects((tensor.start, tensor.flat.clone())):
+            full[start_at : start_at + flat.numel()] = flat
+        return full.view(tensor.shape)
+    return tensor.clone()
+
+
+def train(config: ParallelConfig, steps: int = 10, **model: Any) -> dict[str, Any]:
+    """Losses, norms, and the whole state before and after."""
+    runtime = runtime_of(config)
+    engine = build_engine(config, runtime, trainable(**model))
+    before = {name: whole(tensor) for name, tensor in engine.state().items()}
+    curve = [one_step(engine, runtime, step) for step in range(steps)]
+    held_out = engine.evaluate(micro_batches(1, runtime, number=1)[0][0], LOSS)
+    after = {name: whole(tensor) for name, tensor in engine.state().items()}
+    engine.close()
+    losses, norms = map(list, zip(*curve, strict=True))
+    evaluated = sum_over_ranks(held_out, runtime.data_parallel_group)
+    return {"losses": losses, "norms": norms, "held_out": evaluated, "before": before, "after": after}
+
+
+def train_each(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """One training run per case, twice, with what differed between the two."""
+    results = {}
+    for name, settings in cases.items():
+        model = settings.pop("model", {})
+        results[name] = train(config_of(**settings), **model)
+        again = train(config_of(**settings), **model)
+        results[name]["repeated"] = again["losses"] == results[name]["losses"] and all(
+            torch.equal(again["after"][key], tensor) for key, tensor in results[name]["after"].items()
+        )
+    return results
