@@ -16,8 +16,6 @@ from fsspec.core import url_to_fs
 
 from data_pipeline.errors import DataError
 
-TASK_BYTES = 16 << 20
-"""Small files are read together up to this size; large files that can be cut are cut at this size."""
 HUGGING_FACE = "hf:"
 
 

@@ -1,7 +1,6 @@
 """`manifest.json`: what a prepared data set holds. The hash of what decides the training rows is its fingerprint."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import xxhash
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards import Compression, ShardShape
+from data_pipeline.whole_file import write_whole
 
 FORMAT = "keepstep-data"
 VERSION = 1
@@ -106,17 +106,3 @@ def parse_manifest(data: bytes, address: str) -> Manifest:
 def _parse_split(content: dict[str, Any]) -> Split:
     shards = tuple(Shard(**shard) for shard in content["shards"])
     return Split(**{**content, "shards": shards, "groups": tuple(content["groups"])})
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """The file appears under its name only when it is whole and on disk."""
-    passing = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with passing.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        passing.replace(path)
-    except BaseException:
-        passing.unlink(missing_ok=True)
-        raise

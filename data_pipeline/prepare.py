@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from data_pipeline.errors import DataError
-from data_pipeline.inputs import TASK_BYTES, InputFile, Task, cut_into_tasks, list_inputs
+from data_pipeline.inputs import InputFile, Task, cut_into_tasks, list_inputs
 from data_pipeline.manifest import (
     FILES,
     HELD_OUT,
@@ -29,15 +29,15 @@ from data_pipeline.manifest import (
     Split,
     parse_manifest,
     write_manifest,
-    write_whole,
 )
 from data_pipeline.packing import Packing
 from data_pipeline.readers import ReadOptions, cuts
 from data_pipeline.rows import GROUP_TOKENS, Group, describe, group_tasks, make_group, plan_shards, write_rows
 from data_pipeline.selection import Selected, select_documents
 from data_pipeline.shards import Compression, ShardShape
-from data_pipeline.tokenizer import hashes, load_tokenizer, tokenizer_files
+from data_pipeline.tokenizer import find_tokenizer, hashes, load_tokenizer, tokenizer_files
 from data_pipeline.tokenizing import TokenizeOptions, run_task, task_files
+from data_pipeline.whole_file import write_whole
 from data_pipeline.workers import Pool, open_pool
 
 BLOCK_BYTES = 256 << 10
@@ -57,7 +57,8 @@ class BuildOptions:
     min_characters: int = 0
     max_characters: int | None = None
     filters: tuple[str, ...] = ()
-    task_bytes: int = TASK_BYTES
+    task_bytes: int | None = None
+    """Small files are read together up to this size, and large ones are cut at it; null: by the size of the input."""
     group_tokens: int = GROUP_TOKENS
     shard_bytes: int = SHARD_BYTES
     block_bytes: int = BLOCK_BYTES
@@ -124,21 +125,40 @@ def build_dataset(
     report: Report = lambda progress: None,
 ) -> Manifest | None:
     """Build `out`. With `share` (i, n) only every n-th task from the i-th is tokenized, and nothing is finished."""
+    tokenizer = find_tokenizer(tokenizer)
     files = tokenizer_files(tokenizer, end_of_document)
     loaded = load_tokenizer(tokenizer, end_of_document)
     listed = list_inputs(inputs)
-    tasks = cut_into_tasks(listed, options.task_bytes, lambda file: cuts(file, options.read, options.task_bytes))
+    task_bytes = options.task_bytes or _fitting_task_bytes(listed)
+    tasks = cut_into_tasks(listed, task_bytes, lambda file: cuts(file, options.read, task_bytes))
     plan = _Plan(listed, tasks, options, hashes(files), loaded.vocab_size, loaded.end_of_document)
-    if (done := _finished(out, plan.hash)) is not None:
+    if (done := finished(out, plan.hash)) is not None:
         return done
     work = begin(out, plan.hash, plan.content, files)
-    if pool is not None:
-        return _build(plan, out, work, pool, share, report)
-    with open_pool(workers) as opened:
-        return _build(plan, out, work, opened, share, report)
+    try:
+        if pool is not None:
+            return _build(plan, out, work, pool, share, report)
+        with open_pool(workers) as opened:
+            return _build(plan, out, work, opened, share, report)
+    except DataError:
+        _drop_if_worthless(out, work)
+        raise
 
 
-def _finished(out: Path, plan_hash: str) -> Manifest | None:
+def _fitting_task_bytes(files: Sequence[InputFile]) -> int:
+    """Enough tasks to go round many workers, and not too many files."""
+    total = sum(file.size or 0 for file in files)
+    return min(max(total // 256, 4 << 20), 256 << 20)
+
+
+def _drop_if_worthless(out: Path, work: Path) -> None:
+    """Leave nothing behind of a build that failed before it had any tokens."""
+    if not any(file.stat().st_size for file in work.glob("task-*.tokens")):
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(building_folder(out), ignore_errors=True)
+
+
+def finished(out: Path, plan_hash: str) -> Manifest | None:
     if not out.exists():
         return None
     if not (out / NAME).is_file():
@@ -165,7 +185,7 @@ def begin(out: Path, plan_hash: str, content: dict[str, Any], tokenizer: dict[st
     plan_file = work / "plan.json"
     if plan_file.exists():
         begun = json.loads(plan_file.read_bytes())
-        if begun["hash"] != plan_hash:
+        if begun["hash"] != plan_hash and any(work.glob("task-*.json")):
             changed = [name for name in content if begun["content"].get(name) != content[name]]
             raise DataError(
                 f"{work} holds a build that was begun with other {' and '.join(changed)}; repeat that command to "

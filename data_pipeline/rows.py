@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.manifest import TRAIN, Shard, Split, write_whole
+from data_pipeline.manifest import TRAIN, Shard, Split
 from data_pipeline.packing import Packing, Pieces, pack
 from data_pipeline.selection import IN_HELD_OUT, IN_TRAIN, choice_file
-from data_pipeline.shards import HEADER_BYTES, PIECE, Block, ShardShape, write_shard
+from data_pipeline.shards import HEADER_BYTES, PIECE, Block, Rows, ShardShape, write_shard
 from data_pipeline.tokenizing import DOCUMENT, load_documents, task_files
+from data_pipeline.whole_file import write_whole
 
 GROUP_TOKENS = 1 << 28
 
@@ -45,7 +46,7 @@ def group_tasks(tokens: Sequence[int], group_tokens: int) -> list[range]:
         if size >= group_tokens:
             groups.append(range(first, number + 1))
             first, size = number + 1, 0
-    if first < len(tokens):
+    if size:
         groups.append(range(first, len(tokens)))
     return groups
 
@@ -121,31 +122,68 @@ def _blocks(
     work: Path, groups: Sequence[Group], rows: range, shape: ShardShape, end_of_document: int
 ) -> Iterator[Block]:
     sources = list(_overlapping(work, groups, rows))
-    tokens: dict[int, NDArray] = {}
+    tokens = _Tokens(work, shape.dtype)
     for start in range(rows.start, rows.stop, shape.block_rows):
         wanted = range(start, min(start + shape.block_rows, rows.stop))
         out = np.full((len(wanted), shape.row_items), end_of_document, shape.dtype)
-        used = np.zeros(len(wanted), "<u4")
-        piece_start, pieces = [0], []
-        for first_row, documents, packed in sources:
-            for row in range(max(wanted.start, first_row), min(wanted.stop, first_row + packed.rows)):
-                begin, end = packed.row_start[row - first_row : row - first_row + 2].tolist()
-                position = 0
-                for piece in range(begin, end):
-                    document = documents[packed.document[piece]]
-                    offset, length = int(packed.offset[piece]), int(packed.length[piece])
-                    task = int(document["task"])
-                    if task not in tokens:
-                        tokens[task] = np.memmap(task_files(work, task).tokens, shape.dtype, "r")
-                    at = int(document["first_token"]) + offset
-                    place = shape.prefix + position
-                    out[row - start, place : place + length] = tokens[task][at : at + length]
-                    pieces.append((position, document["file"], document["document"], offset))
-                    position += length
-                used[row - start] = position
-                piece_start.append(len(pieces))
-        out[:, : shape.prefix] = used.view(shape.dtype).reshape(len(wanted), shape.prefix)
-        yield Block(out, np.array(piece_start, np.uint32), np.array(pieces, PIECE))
+        parts = [
+            _fill(out[max(first - start, 0) :], shape, _pieces_of(documents, packed, wanted, first), tokens)
+            for first, documents, packed in sources
+            if first < wanted.stop and first + packed.rows > wanted.start
+        ]
+        counts = np.concatenate([count for count, _ in parts])
+        yield Block(out, np.cumsum([0, *counts]).astype(np.uint32), np.concatenate([pieces for _, pieces in parts]))
+
+
+@dataclass(frozen=True)
+class _PiecesOfRows:
+    """Pieces of some rows, in order, as plain lists: the loop over them is the hot one."""
+
+    counts: NDArray[np.int64]  # pieces of each row
+    documents: NDArray[np.void]  # PLACED, of each piece
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+def _pieces_of(documents: NDArray[np.void], packed: Pieces, rows: range, first_row: int) -> _PiecesOfRows:
+    begin, end = max(rows.start - first_row, 0), min(rows.stop - first_row, packed.rows)
+    starts = packed.row_start[begin : end + 1]
+    pieces = slice(int(starts[0]), int(starts[-1]))
+    return _PiecesOfRows(
+        np.diff(starts), documents[packed.document[pieces]], packed.offset[pieces], packed.length[pieces]
+    )
+
+
+def _fill(out: Rows, shape: ShardShape, pieces: _PiecesOfRows, tokens: "_Tokens") -> tuple[NDArray, NDArray[np.void]]:
+    """Write the rows' tokens into the first rows of `out`. Returns pieces of each row, and the pieces (PIECE)."""
+    rows = np.repeat(np.arange(len(pieces.counts)), pieces.counts)
+    ends = np.cumsum(pieces.lengths)
+    used = np.bincount(rows, pieces.lengths, len(pieces.counts)).astype(np.int64)
+    starts = ends - pieces.lengths - (np.cumsum(used) - used)[rows]
+    tasks, first_tokens = pieces.documents["task"].tolist(), pieces.documents["first_token"].astype(np.int64)
+    sources = (first_tokens + pieces.offsets).tolist()
+    places = zip(rows.tolist(), starts.tolist(), pieces.lengths.tolist(), tasks, sources, strict=True)
+    for row, start, length, task, source in places:
+        begin = shape.prefix + start
+        out[row, begin : begin + length] = tokens.of(task)[source : source + length]
+    out[: len(used), : shape.prefix] = used.astype("<u4").view(shape.dtype).reshape(len(used), shape.prefix)
+    origins = np.empty(len(rows), PIECE)
+    origins["start"], origins["offset"] = starts, pieces.offsets
+    origins["file"], origins["document"] = pieces.documents["file"], pieces.documents["document"]
+    return pieces.counts, origins
+
+
+class _Tokens:
+    """The tokens of tasks, mapped."""
+
+    def __init__(self, work: Path, dtype: np.dtype) -> None:
+        self._work, self._dtype = work, dtype
+        self._maps: dict[int, NDArray] = {}
+
+    def of(self, task: int) -> NDArray:
+        if task not in self._maps:
+            self._maps[task] = np.asarray(np.memmap(task_files(self._work, task).tokens, self._dtype, "r"))
+        return self._maps[task]
 
 
 def _overlapping(work: Path, groups: Sequence[Group], rows: range) -> Iterator[tuple[int, NDArray[np.void], Pieces]]:

@@ -7,6 +7,7 @@ is the same on all ranks, and the replacement is part of the saved state.
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import xxhash
@@ -67,6 +68,11 @@ class RowReader:
         cut = tokens.reshape(len(rows), cuts, width)[np.arange(len(rows)), part]
         return cut, np.clip(used - part * width, 0, width)
 
+    @cached_property
+    def files(self) -> list[str]:
+        """The addresses of the input files."""
+        return self._dataset.files()
+
     @property
     def cached(self) -> bool:
         """Whether blocks go through the cache."""
@@ -75,7 +81,7 @@ class RowReader:
     def gather(self, rows: Indices, lanes: Indices, windows: Indices) -> Rows:
         """[len(rows), row_items], a copy. `lanes` and `windows` tell the cache how long the blocks are wanted."""
         while True:
-            wanted = self._without_quarantined(rows) if self.quarantined else rows
+            wanted = self.without_quarantined(rows) if self.quarantined else rows
             blocks = wanted // self._block_rows
             missing = self._missing(blocks)
             if not missing or self._load(missing):
@@ -162,7 +168,7 @@ class RowReader:
         if len(self.quarantined) == self.blocks:
             raise DataError(f"every block of {self._dataset.address} is quarantined; restore the data set")
 
-    def _without_quarantined(self, rows: Indices) -> Indices:
+    def without_quarantined(self, rows: Indices) -> Indices:
         """Rows of a quarantined block become rows of the next good block."""
         out = rows.copy()
         for bad in np.intersect1d(rows // self._block_rows, list(self.quarantined)).tolist():

@@ -11,9 +11,9 @@ from typing import Literal
 
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import Part, list_inputs
-from data_pipeline.manifest import write_whole
 from data_pipeline.readers import ReadOptions, read_records
 from data_pipeline.tokenizer import SENTENCEPIECE_FILE
+from data_pipeline.whole_file import write_whole
 
 MAX_SENTENCE_BYTES = 4000
 """SentencePiece skips longer ones (4,192 bytes), so text is cut into pieces of this size, after a newline or space."""

@@ -23,6 +23,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
+from data_pipeline.whole_file import passing_name
 
 Compression = Literal["none", "zstd"]
 Rows = NDArray[np.uint16] | NDArray[np.uint32]
@@ -90,7 +91,7 @@ class Block:
 
 def write_shard(path: Path, shape: ShardShape, blocks: Iterator[Block]) -> str:
     """Write under a passing name, then rename. Returns the checksum of header and index, which covers everything."""
-    passing = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    passing = passing_name(path)
     compress = zstandard.ZstdCompressor(level=3).compress if shape.compression == "zstd" else bytes
     origins: list[bytes] = []
     data_sums, data_offsets = [], [HEADER_BYTES]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import xxhash
 
 from data_pipeline.errors import DataError
+from data_pipeline.tiktoken_twin import Encode, tiktoken_twin
 
 SENTENCEPIECE_FILE = "tokenizer.model"
 HUGGING_FACE_FILE = "tokenizer.json"
@@ -84,6 +85,9 @@ class HuggingFaceTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
             raise DataError(f"{file} is not a tokenizer of Hugging Face: {error}") from None
+        self._file = file
+        self._twin: Encode | None = None
+        self._sought_twin = False
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # as text
@@ -102,7 +106,13 @@ class HuggingFaceTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        """By tiktoken, where that is the same."""
+        if not self._sought_twin:
+            self._sought_twin, self._twin = True, tiktoken_twin(self._file, self._encode_batch)
+        return self._twin(texts) if self._twin is not None else self._encode_batch(texts)
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -141,6 +151,20 @@ def _stated_end_of_document(folder: Path) -> str | None:
         if token:
             return token["content"] if isinstance(token, dict) else token
     return None
+
+
+def find_tokenizer(name: str | Path) -> Path:
+    """The folder or file of that name, or else the files of that name on the Hugging Face hub, downloaded."""
+    if Path(name).exists() or str(name).startswith((".", "/")):
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=[SENTENCEPIECE_FILE, HUGGING_FACE_FILE, *_COMPANIONS]))
+    except Exception as error:  # offline, no such name, no right to it
+        raise DataError(
+            f"no tokenizer in {name}: no such path, and the hub says: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def tokenizer_files(path: str | Path, end_of_document: str | None = None) -> dict[str, bytes]:

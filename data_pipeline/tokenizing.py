@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from data_pipeline import cleaning
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import InputFile, Task
-from data_pipeline.manifest import write_whole
 from data_pipeline.readers import BLANK, ReadOptions, read_records
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from data_pipeline.whole_file import passing_name, write_whole
 
 DOCUMENT = np.dtype(
     [("hash_high", "<u8"), ("hash_low", "<u8"), ("file", "<u4"), ("document", "<u8"), ("length", "<u8")]
@@ -73,7 +73,7 @@ def run_task(
     records: list[int] = []
     kept = _kept_documents(task, files, options, counts, records)
     tables = []
-    passing = out.tokens.with_name(f"{out.tokens.name}.{os.getpid()}.partial")
+    passing = passing_name(out.tokens)
     try:
         with passing.open("wb") as opened:
             for batch in _batches(kept):

@@ -6,12 +6,16 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from launch.data_trace import add_audit, add_trace, audit_run, trace_run
 
 if TYPE_CHECKING:
     from data_pipeline.prepare import BuildOptions, Progress
     from data_pipeline.readers import ReadOptions
+    from data_pipeline.workers import Pool
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -126,11 +130,10 @@ def _build_options(options: argparse.Namespace) -> "BuildOptions":
 
 def _build(options: argparse.Namespace) -> int:
     from data_pipeline.prepare import build_dataset
-    from data_pipeline.workers import default_workers, open_mpi_pool, open_pool, under_mpi
 
     arguments = (options.inputs, options.out, options.tokenizer, _build_options(options))
     share = _parse_share(options.share)
-    with open_mpi_pool() if under_mpi(os.environ) else open_pool(options.workers or default_workers()) as pool:
+    with _open_pool(options.workers) as pool:
         if pool is None:  # an MPI rank that did its part
             return 0
         manifest = build_dataset(
@@ -140,6 +143,13 @@ def _build(options: argparse.Namespace) -> int:
         print(f"part {options.share} is done; the same command without --share finishes {options.out}")
         return 0
     return _show(argparse.Namespace(dataset=str(options.out), json=False))
+
+
+def _open_pool(workers: int | None) -> "AbstractContextManager[Pool | None]":
+    """MPI ranks under mpirun, else processes."""
+    from data_pipeline.workers import default_workers, open_mpi_pool, open_pool, under_mpi
+
+    return open_mpi_pool() if under_mpi(os.environ) else open_pool(workers or default_workers())
 
 
 def _parse_share(text: str | None) -> tuple[int, int] | None:
@@ -195,10 +205,33 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_repack(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dataset", metavar="DIR", help="folder or address of a data set")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the new data set")
+    _add_packing(parser)
+
+
+def _repack(options: argparse.Namespace) -> int:
+    from data_pipeline.prepare import BuildOptions
+    from data_pipeline.repack import repack_dataset
+
+    packing = BuildOptions(
+        seq_len=options.seq_len, packing=options.packing, compression="zstd" if options.compress else "none"
+    )
+    with _open_pool(options.workers) as pool:
+        if pool is None:
+            return 0
+        repack_dataset(options.dataset, options.out, packing, pool, _progress())
+    return _show(argparse.Namespace(dataset=str(options.out), json=False))
+
+
 _Action = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 _ACTIONS: dict[str, _Action] = {
     "tokenizer": ("train a SentencePiece tokenizer", _add_tokenizer, _tokenizer),
     "build": ("make a data set of text", _add_build, _build),
     "show": ("print what a data set holds", _add_show, _show),
+    "repack": ("make a data set anew for another row length, without tokenizing", _add_repack, _repack),
+    "audit": ("prove that every row is read as often as planned", add_audit, audit_run),
+    "trace": ("print the documents that a step trained on", add_trace, trace_run),
 }
