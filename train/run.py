@@ -36,7 +36,7 @@ from train.optim import build_optimizer
 from train.place import Place
 from train.run_folder import RunFolder
 from train.stop import StopRequest
-from train.watchdog import Probe, Watchdog
+from train.watchdog import Probe, Watchdog, lost_peer
 
 log = logging.getLogger(__name__)
 
@@ -152,8 +152,12 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Iterator[Ru
         run = _build_run(recipe, runtime, stop, record, watchdog)
         yield run
         run.checkpoints.close()
-    except BaseException:
+    except BaseException as error:
         watchdog.failed()
+        if not lost_peer(error):
+            code = getattr(error, "exit_code", FAILED)
+            why = str(error) or type(error).__name__
+            EventLog(folder.events)("failed", rank=runtime.world.rank, exit_code=code, error=why)
         raise
     watchdog.close()
     run.stream.close()
