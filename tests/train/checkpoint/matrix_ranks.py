@@ -122,6 +122,7 @@ def run_rank(rank: int, port: int, folder: Path, layout: str, sources: list[str]
     size, fields = LAYOUTS[layout]
     config = ParallelConfig(precision="fp32", device="cpu", timeout_seconds=60, **fields)
     launcher = "single" if size == 1 else "torchrun"
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}  # DeepSpeed looks for them
     runtime = start(config, World(rank, size, rank, size, "127.0.0.1", port, launcher))
     optim = OptimConfig(lr=1e-3)
     trainable = Trainable(
