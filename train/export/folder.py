@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from data_pipeline.stream import open_stream
 from train.errors import ConfigError
@@ -32,6 +33,7 @@ def export(trained: Trained, out: Path) -> None:
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    transformers_logging.disable_progress_bar()
     tokenizer, config = trained.tokenizer, trained.recipe.model
     weights = dict(trained.model.named_parameters())
     write_model(weights, config, tokenizer.vocab_size, tokenizer.end_of_document, partial)
