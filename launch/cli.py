@@ -20,6 +20,8 @@ COMMANDS = {
     "submit": ("launch.slurm", "submit a recipe to Slurm"),
     "status": ("launch.status", "show where a run stands"),
     "stop": ("launch.stop", "ask a run to save and end"),
+    "prove": ("launch.prove", "train, kill, resume and compare; a report of what held"),
+    "report": ("launch.report", "show what every second of a run was spent on"),
     "doctor": ("launch.doctor", "check this machine or an allocation"),
 }
 
