@@ -94,6 +94,7 @@ def torchrun_arguments(node: Node, logs: Path, run: str, max_restarts: int) -> l
         f"--rdzv-conf=is_host={host},join_timeout={MEET_SECONDS}",  # torchrun's own guess compares host names
         f"--local-addr={node.address}",  # else it tells the others this machine's name
         f"--max-restarts={max_restarts}",
+        "--shutdown-timeout=8",  # of ranks whose peer failed: stopped ones don't hear a SIGTERM
         "--signals-to-handle=SIGQUIT",  # the supervisor and the ranks see to the others
         f"--log-dir={logs}",
         "--no-python",

@@ -21,7 +21,6 @@ import faulthandler
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -197,7 +196,6 @@ class Watchdog:
             log.error("%s; all ranks leave", late.why)
             self._write_stacks()
             self._show_stack_of(late)
-            self._kill_if_stopped(late.rank)
         finally:
             leave_at_once(FAILED)
 
@@ -222,15 +220,6 @@ class Watchdog:
                 return True
             time.sleep(0.1)
         return False
-
-    def _kill_if_stopped(self, rank: int | None) -> None:
-        """A stopped process does not hear the launcher's SIGTERM."""
-        beat = self._head if rank == 0 else self._watch.beats.get(rank if rank is not None else -1)
-        if beat is not None and beat.host == self._mine.host and beat.pid != self._mine.pid:
-            try:
-                os.kill(beat.pid, signal.SIGKILL)
-            except OSError:
-                return
 
     def _write_stacks(self) -> None:
         try:
