@@ -16,7 +16,7 @@ HEAD_BYTES = 1 << 16
 READ_BYTES = 1 << 20
 
 _MAGIC: dict[Kind, bytes] = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\x00"}
-_ZSTD_INPUT_BYTES = 4096  # what comes out at once is at most 2**15 times as much
+_ZSTD_INPUT_BYTES = 256  # what comes out at once is at most 2**15 times as much: 8 MiB
 
 
 def kind_of(head: bytes) -> Kind:

@@ -66,6 +66,9 @@ class BuildOptions:
     def block_rows(self, token_bytes: int) -> int:
         return max(1, self.block_bytes // (self.seq_len * token_bytes))
 
+    def as_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -102,7 +105,7 @@ class _Plan:
     @property
     def content(self) -> dict[str, Any]:
         files = xxhash.xxh3_128_hexdigest(json.dumps([[file.address, file.size] for file in self.files]).encode())
-        return {"options": asdict(self.options), "tokenizer": self.tokenizer, "files": files}
+        return {"options": self.options.as_json(), "tokenizer": self.tokenizer, "files": files}
 
     @property
     def hash(self) -> str:
@@ -223,7 +226,7 @@ def _build(
         splits=splits,
         counts=dict(sorted(counts.items())),
         lengths=selected.histogram,
-        options=asdict(plan.options),
+        options=plan.options.as_json(),
         plan=plan.hash,
     )
     finish(out, work, manifest, [file.address for file in plan.files])

@@ -115,7 +115,7 @@ def format_of(head: bytes, name: str) -> Literal["jsonl", "parquet", "text"]:
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(line.decode(errors="replace")), dict)
     except ValueError:
         return len(line) > HEAD_BYTES - 1024 and line.startswith(b'{"')
 
@@ -144,12 +144,10 @@ def split(stream: Iterable[bytes], separator: bytes, limit: int) -> Iterator[tup
         for piece in whole:
             yield (piece if len(piece) + skipped <= limit else None), skipped + len(piece) + len(separator)
             skipped = 0
-        if len(rest) + skipped > limit:
-            keep = len(separator) - 1
-            cut = len(rest) - keep
-            if cut > 0:
-                skipped += cut
-                rest = rest[cut:]
+        surely = len(rest) - (len(separator) - 1)  # no part of a separator that is still to come
+        if surely > 0 and surely + skipped > limit:
+            skipped += surely
+            rest = rest[surely:]
     if rest or skipped:
         yield (rest if len(rest) + skipped <= limit else None), skipped + len(rest)
 

@@ -6,7 +6,7 @@ the same as a build, and so is the output.
 
 import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def repack_dataset(
     dataset = DataSet(address)
     old = dataset.manifest
     options = replace(options, **{name: old.options[name] for name in ("group_tokens", "shard_bytes", "block_bytes")})
-    content = {"data set": old.fingerprint, "options": asdict(options)}
+    content = {"data set": old.fingerprint, "options": options.as_json()}
     plan_hash = xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
     if (done := finished(out, plan_hash)) is not None:
         return done

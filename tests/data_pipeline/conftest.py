@@ -1,0 +1,32 @@
+"""A tokenizer and a data set that many tests read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.manifest import Manifest
+from data_pipeline.sentencepiece_training import train_sentencepiece
+from tests.data_pipeline.sets import build, documents
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_sentencepiece(documents(200), folder, vocab_size=320)
+    return folder
+
+
+@dataclass(frozen=True)
+class Built:
+    path: Path
+    manifest: Manifest
+    texts: list[str]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Built:
+    """300 documents in rows of 32 tokens, in blocks of 4 rows and several shards. Not to be changed."""
+    texts = documents(300)
+    path = tmp_path_factory.mktemp("built") / "set"
+    return Built(path, build(path, texts, tokenizer, shard_bytes=16_000, held_out_share=0.05), texts)

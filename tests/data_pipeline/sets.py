@@ -1,0 +1,50 @@
+"""Small corpora and data sets for the tests of this folder."""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.config import DataConfig
+from data_pipeline.manifest import Manifest
+from data_pipeline.prepare import BuildOptions, build_dataset
+from data_pipeline.workers import Pool
+
+WORDS = re.findall(r"\w+", "the cat sat on a mat and saw how many dogs run in rain while birds sing of spring")
+
+
+def documents(number: int, seed: int = 0, longest: int = 60) -> list[str]:
+    """Texts of 1 to `longest` words, all different."""
+    source = random.Random(seed)
+    return [f"{n} {' '.join(source.choices(WORDS, k=source.randint(1, longest)))}\n" for n in range(number)]
+
+
+def write_jsonl(path: Path, texts: Sequence[Any], key: str = "text") -> Path:
+    path.write_text("".join(json.dumps({key: text}) + "\n" for text in texts))
+    return path
+
+
+def build(folder: Path, texts: Sequence[str], tokenizer: Path, **options: Any) -> Manifest:
+    """A data set of these texts in `folder`, in this process."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    inputs = write_jsonl(folder.with_name(folder.name + ".jsonl"), texts)
+    chosen = BuildOptions(**{"seq_len": 32, "block_bytes": 256, **options})
+    manifest = build_dataset([str(inputs)], folder, tokenizer, chosen, pool=Pool(None))
+    assert manifest is not None
+    return manifest
+
+
+def config(*folders: Path | str, **fields: Any) -> DataConfig:
+    weights = fields.pop("weights", [1.0] * len(folders))
+    sources = [{"path": str(folder), "weight": weight} for folder, weight in zip(folders, weights, strict=True)]
+    mirror = fields.pop("mirror", None)
+    if mirror is not None:
+        sources[0]["mirror"] = str(mirror)
+    return DataConfig(**{"sources": sources, "prefetch_batches": 0, **fields})
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
