@@ -1,0 +1,263 @@
+"""The loop in one process, with a real engine, stream and checkpoints. Several ranks are tested in tests/chaos."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.prepare import BuildOptions, build_dataset
+from data_pipeline.sentencepiece_training import train_sentencepiece
+from parallel.bootstrap import start
+from parallel.environ import read_world
+from train import loop
+from train.checkpoint.compare import differences
+from train.clock import KINDS
+from train.config import Recipe
+from train.errors import DivergedError
+from train.events import read_jsonl
+from train.exit_codes import FINISHED, STOPPED
+from train.goodput import account
+from train.run import Run, open_run
+from train.stop import StopRequest
+
+STEPS = 12
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loop")
+    texts = [path.read_text() for path in sorted(ROOT.glob("train/*.py"))]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    train_sentencepiece(texts, folder / "tokenizer", vocab_size=512)
+    options = BuildOptions(seq_len=32, held_out_share=0.1)
+    build_dataset([str(folder / "corpus.jsonl")], folder / "data", folder / "tokenizer", options)
+    return folder / "data"
+
+
+class Job:
+    """A run folder; `train` does what `python -m train` does. `on_step(run, data_step)` is called before each step."""
+
+    def __init__(self, root: Path, data: Path, name: str = "run", **guard: Any) -> None:
+        self.folder = root / name
+        self.recipe = Recipe.model_validate(
+            {
+                "name": name,
+                "runs_dir": str(root),
+                "model": {"vocab_size": 512, "seq_len": 32, "n_layers": 1, "n_heads": 2, "d_model": 16},
+                "data": {"sources": [{"path": str(data)}]},
+                "optim": {"lr": 1e-2, "warmup_steps": 2},
+                "train": {
+                    "steps": STEPS,
+                    "global_batch_size": 4,
+                    "micro_batch_size": 2,
+                    "eval_every": 5,
+                    "eval_sequences": 4,
+                },
+                "parallel": {"engine": "single", "device": "cpu", "precision": "fp32"},
+                "checkpoint": {"every": 4, "background": False},
+                "guard": {"window": 8, **guard},
+            }
+        )
+
+    def train(
+        self, monkeypatch: pytest.MonkeyPatch, on_step: Callable[[Run, int], None] = lambda run, step: None
+    ) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        runtime = start(self.recipe.parallel, read_world({}))
+        with open_run(self.recipe, runtime, StopRequest(self.folder / "STOP")) as run, monkeypatch.context() as patch:
+            seed_rank = loop.seed_rank
+
+            def before_step(seed: int, runtime: Any, data_step: int) -> None:
+                on_step(run, data_step)
+                seed_rank(seed, runtime, data_step)
+
+            patch.setattr(loop, "seed_rank", before_step)
+            try:
+                return loop.train(run)
+            except DivergedError:  # a real rank leaves its process
+                run.stream.close()
+                run.metrics.close()
+                raise
+
+    def records(self) -> list[dict[str, Any]]:
+        return [record for record in read_jsonl(self.folder / "metrics.jsonl") if "loss" in record]
+
+    def losses(self) -> dict[int, tuple[float, float, int]]:
+        """Of a step that was done again, the last."""
+        return {r["step"]: (r["loss"], r["grad_norm"], r["data_step"]) for r in self.records()}
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_jsonl(self.folder / "events.jsonl") if event["kind"] == kind]
+
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
+
+    def differs_from(self, other: "Job") -> list[str]:
+        name = f"checkpoints/step-{STEPS:08d}"
+        return [line for line in differences(self.folder / name, other.folder / name) if line.startswith(("m", "o"))]
+
+
+def spoil(bad_step: int, factor: float, times: int = 1) -> Callable[[Run, int], None]:
+    """Multiply the gradients of a data step, each time it is trained on."""
+
+    def on_step(run: Run, data_step: int) -> None:
+        if not bad_step <= data_step < bad_step + times:
+            return
+        engine: Any = run.engine
+        true = type(engine).forward_backward
+
+        def forward_backward(micro_batches: Any, loss_fn: Any, scale: float) -> Any:
+            del engine.forward_backward
+            return true(engine, micro_batches, loss_fn, scale * factor)
+
+        engine.forward_backward = forward_backward
+
+    return on_step
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Job:
+    job = Job(tmp_path_factory.mktemp("undisturbed"), data)
+    with pytest.MonkeyPatch.context() as patch:
+        assert job.train(patch) == FINISHED
+    return job
+
+
+def test_a_run_leaves_its_folder_ready_for_the_next_one(undisturbed: Job) -> None:
+    assert sorted(undisturbed.losses()) == list(range(1, STEPS + 1))
+    assert undisturbed.checkpoints() == ["step-00000004", "step-00000008", "step-00000012"]
+    assert [event["step"] for event in undisturbed.events("finished")] == [STEPS]
+    assert not (undisturbed.folder / "lease.json").exists()
+
+
+def test_every_second_is_booked(undisturbed: Job) -> None:
+    records, [finished] = undisturbed.records(), undisturbed.events("finished")
+    assert {kind for record in records for kind in record["seconds"]} <= set(KINDS.values())
+    booked = sum(sum(record["seconds"].values()) for record in [*records, finished])
+    spent = account(read_jsonl(undisturbed.folder / "events.jsonl"), read_jsonl(undisturbed.folder / "metrics.jsonl"))
+    assert spent.total == pytest.approx(booked, abs=0.01)
+    assert spent.seconds["lost_work"] < 0.01
+    for kind in ("start", "step", "data_wait", "evaluation", "checkpoint_stall"):
+        assert spent.seconds[kind] > 0.0, kind
+
+
+@pytest.mark.parametrize("step", [0, 3, 4, 7])
+def test_stopped_at_any_step_it_saves_and_goes_on_bit_for_bit(
+    tmp_path: Path, data: Path, undisturbed: Job, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    job = Job(tmp_path, data)
+    job.folder.mkdir()
+
+    def ask(run: Run, data_step: int) -> None:
+        if data_step == step - 1:
+            (job.folder / "STOP").touch()
+
+    if step == 0:
+        (job.folder / "STOP").touch()
+    assert job.train(monkeypatch, ask) == STOPPED
+    [stopped] = job.events("stopped")
+    assert (stopped["step"], stopped["reason"]) == (step, "STOP file")
+    assert job.checkpoints()[-1] == f"step-{step:08d}"
+    assert not (job.folder / "STOP").exists(), "else the next start would stop again"
+    assert job.train(monkeypatch) == FINISHED
+    assert job.losses() == undisturbed.losses()
+    assert job.differs_from(undisturbed) == []
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing(
+    tmp_path: Path, data: Path, undisturbed: Job, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    job = Job(tmp_path, data)
+    assert job.train(monkeypatch, spoil(5, factor)) == FINISHED
+    [skipped] = job.events("skipped")
+    assert (skipped["step"], skipped["data_step"], skipped["first_sample"], skipped["samples"]) == (5, 5, 20, 4)
+    losses = job.losses()
+    assert {s: losses[s] for s in range(1, 6)} == {s: undisturbed.losses()[s] for s in range(1, 6)}
+    assert losses[6][2] == 7, "step 6 trained on the batch after the bad one"
+    assert all(math.isfinite(loss) for loss, _, _ in losses.values())
+
+
+def test_a_spike_that_is_only_reported_is_trained_on(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, data, on_spike="report")
+    assert job.train(monkeypatch, spoil(6, 1000.0)) == FINISHED
+    [spike] = job.events("spike")
+    assert spike["data_step"] == 6
+    assert spike["why"].startswith("gradient norm ")
+    assert job.losses()[STEPS][2] == STEPS
+
+
+def test_a_roll_back_ends_with_the_weights_of_a_run_that_skipped(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bad batch moved nothing in either; the steps since the checkpoint come out the same."""
+    skipping, rolling = Job(tmp_path, data, "skip", on_spike="skip"), Job(tmp_path, data, "roll", on_spike="rollback")
+    assert skipping.train(monkeypatch, spoil(6, 1000.0)) == FINISHED
+    assert rolling.train(monkeypatch, spoil(6, 1000.0)) == FINISHED
+    [rolled] = rolling.events("rolled_back")
+    assert (rolled["step"], rolled["data_step"]) == (6, 6)
+    assert [event["step"] for event in rolling.events("resumed")] == [4]
+    assert [record["step"] for record in rolling.records()] == [*range(1, 7), *range(5, STEPS + 1)]
+    assert rolling.losses() == skipping.losses()
+    assert rolling.differs_from(skipping) == []
+
+
+def test_a_roll_back_before_the_first_checkpoint_skips(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, data, on_spike="rollback")
+    job.recipe = job.recipe.model_copy(update={"checkpoint": job.recipe.checkpoint.model_copy(update={"every": STEPS})})
+    assert job.train(monkeypatch, spoil(5, 1000.0)) == FINISHED
+    assert [event["data_step"] for event in job.events("rolled_back")] == [5]
+    [skipped] = job.events("skipped")
+    assert (skipped["data_step"], skipped["why"]) == (5, "there is no checkpoint to go back to")
+
+
+def test_a_resumed_run_remembers_what_was_skipped_and_the_guards_window(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = Job(tmp_path, data, "whole", on_spike="skip"), Job(tmp_path, data, "parts", on_spike="skip")
+    spoiled = spoil(6, 1000.0)
+
+    def stop_before_the_spike(run: Run, data_step: int) -> None:
+        spoiled(run, data_step)
+        if data_step == 5:
+            (parts.folder / "STOP").touch()
+
+    assert whole.train(monkeypatch, spoiled) == FINISHED
+    assert parts.train(monkeypatch, stop_before_the_spike) == STOPPED
+    assert parts.train(monkeypatch, spoiled) == FINISHED
+    assert [event["data_step"] for event in parts.events("skipped")] == [6]
+    assert parts.losses() == whole.losses()
+
+
+def test_too_many_bad_steps_in_a_row_end_the_run_for_good(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, data, max_in_a_row=3)
+    with pytest.raises(DivergedError, match=r"bad step number 4 at data step 8 .*max_in_a_row \(3\)"):
+        job.train(monkeypatch, spoil(5, math.nan, times=99))
+    [failed] = job.events("failed")
+    assert failed["exit_code"] == 2
+    assert "the run has diverged" in failed["error"]
+
+
+def test_a_batch_without_targets_is_skipped_with_its_samples(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, data)
+    calls = iter(range(1000))
+    true = loop.labels_by_source
+    monkeypatch.setattr(
+        loop, "labels_by_source", lambda batches, n: true(batches, n) * (0.0 if next(calls) == 3 else 1.0)
+    )
+    assert job.train(monkeypatch) == FINISHED
+    [skipped] = job.events("skipped")
+    assert (skipped["data_step"], skipped["why"]) == (3, "no targets in the batch")
+    assert job.losses()[STEPS][2] == STEPS + 1
