@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch import Tensor
 
 from train.checkpoint.format import DamagedError
 from train.errors import CheckpointError
@@ -50,6 +51,14 @@ class Group:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def exchange(self, outbox: dict[int, Tensor], inbox: dict[int, Tensor]) -> None:
+        """Send each tensor to its rank and fill each from its rank, all at the same time."""
+        work = [dist.isend(tensor, rank, group=self._group) for rank, tensor in outbox.items()]
+        work += [dist.irecv(tensor, rank, group=self._group) for rank, tensor in inbox.items()]
+        for transfer in work:
+            assert transfer is not None
+            transfer.wait()
 
     def scatter(self, action: Callable[[], list[T]]) -> T:
         """Collective. Rank 0 makes one value for each rank."""

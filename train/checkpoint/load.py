@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from parallel.engine import CheckpointTensor
 from train.checkpoint import rng
-from train.checkpoint.folder import Root
-from train.checkpoint.format import RNG_PREFIX, DamagedError, Manifest, decode, flat
+from train.checkpoint.folder import Folder, Root
+from train.checkpoint.format import RNG_PREFIX, DamagedError, Manifest, Piece, decode, flat
 from train.checkpoint.group import Group
 from train.checkpoint.storage import DTYPE_NAMES, ShardReader
 from train.checkpoint.verify import read_manifest
@@ -61,6 +61,17 @@ class Loaded:
         return self.random is not None
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be filled, and what must fit."""
+
+    state: Mapping[str, CheckpointTensor]
+    identity: Mapping[str, Any]
+    layout: Mapping[str, Any]
+    allow: frozenset[str]
+    record: Callable[..., None]
+
+
 def plain_names(state: Mapping[str, CheckpointTensor]) -> dict[str, CheckpointTensor]:
     """Without the prefixes that wrappers insert, wherever they stand."""
     plain: dict[str, CheckpointTensor] = {}
@@ -72,33 +83,28 @@ def plain_names(state: Mapping[str, CheckpointTensor]) -> dict[str, CheckpointTe
     return plain
 
 
-def load_newest(
-    root: Root,
-    group: Group,
-    state: Mapping[str, CheckpointTensor],
-    identity: Mapping[str, Any],
-    layout: Mapping[str, Any],
-    allow: frozenset[str],
-    record: Callable[..., None],
-) -> Loaded | None:
-    """See `CheckpointManager.load_newest`. Collective."""
+def load_newest(root: Root, group: Group, wanted: Wanted, load_local: Callable[[int], Loaded | None]) -> Loaded | None:
+    """See `CheckpointManager.load_newest`. `load_local(step)` tries the fast tier, not below that step. Collective."""
     skipped: dict[int, str] = {}
 
     def set_aside(step: int, error: DamagedError) -> None:
         where = _set_aside(root, step)
         skipped[step] = f"{root.folder(step)}: {error}"
-        record("quarantined", step=step, error=str(error), path=where)
+        wanted.record("quarantined", step=step, error=str(error), path=where)
         log.error("checkpoint of step %d is damaged and was set aside as %s: %s", step, where, error)
 
-    while (found := group.on_rank0(lambda: _newest(root, skipped, set_aside))) is not None:
+    while True:
+        newest = group.on_rank0(lambda: max(set(root.steps()) - set(skipped), default=0))
+        if (loaded := load_local(newest)) is not None:
+            return loaded
+        if (found := group.on_rank0(lambda: _newest(root, skipped, set_aside))) is None:
+            return None
         step, manifest = found[0], decode(found[1])
-        group.on_rank0(partial(check_identity, manifest, identity, allow, record))
-        group.gather(partial(check_tensors, manifest, state))
+        check(group, manifest, wanted)
         try:
-            return _fill(root, group, step, manifest, state, layout)
+            return fill(root.folder(step), group, manifest, wanted)
         except DamagedError as error:
             group.on_rank0(partial(set_aside, step, error))
-    return None
 
 
 def _newest(
@@ -129,19 +135,23 @@ def _set_aside(root: Root, step: int) -> str:
         return str(root.folder(step))
 
 
-def check_identity(
-    manifest: Manifest, identity: Mapping[str, Any], allow: frozenset[str], record: Callable[..., None]
-) -> None:
+def check(group: Group, manifest: Manifest, wanted: Wanted) -> None:
+    """CheckpointError on every rank unless the checkpoint is of this run and this model. Collective."""
+    group.on_rank0(partial(check_identity, manifest, wanted))
+    group.gather(partial(check_tensors, manifest, wanted.state))
+
+
+def check_identity(manifest: Manifest, wanted: Wanted) -> None:
     """CheckpointError that lists the facts that differ, except the allowed ones (by dotted name or section)."""
     if not manifest.identity:  # imported from elsewhere: only its tensors can be compared
         return
-    theirs, ours = flat(manifest.identity), flat(identity)
+    theirs, ours = flat(manifest.identity), flat(wanted.identity)
     differing = {}
     for name in sorted(theirs.keys() | ours.keys()):
         old, new = theirs.get(name), ours.get(name)
         if old != new:
-            if any(name == allowed or name.startswith(f"{allowed}.") for allowed in allow):
-                record("allowed_difference", name=name, checkpoint=old, run=new)
+            if any(name == allowed or name.startswith(f"{allowed}.") for allowed in wanted.allow):
+                wanted.record("allowed_difference", name=name, checkpoint=old, run=new)
             else:
                 differing[name] = f"{name}: {old!r} in the checkpoint, {new!r} in this run"
     if differing:
@@ -184,26 +194,16 @@ def _first(names: list[str]) -> str:
     return f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"
 
 
-def _fill(
-    root: Root,
-    group: Group,
-    step: int,
-    manifest: Manifest,
-    state: Mapping[str, CheckpointTensor],
-    layout: Mapping[str, Any],
-) -> Loaded:
+def fill(folder: Folder, group: Group, manifest: Manifest, wanted: Wanted) -> Loaded:
     """Each rank reads its part. DCP's load plans need no word from other ranks; its failures do. Collective."""
-    folder = root.folder(step)
     reader = ShardReader(folder, manifest)
     random: list[bytes] = []
 
     def read() -> None:
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        wanted = {name: tensor for name, tensor in state.items() if name in manifest.state_names}
-        planner.set_up_planner(wanted, reader.read_metadata())
+        planner = _planner(reader, wanted)
         reader.read_data(planner.create_local_plan(), planner)
-        if manifest.layout == layout and (pieces := manifest.pieces.get(f"{RNG_PREFIX}{group.rank:05d}")):
-            random.append(reader.read_whole(pieces[0]))
+        if piece := _random_piece(manifest, wanted, group.rank):
+            random.append(reader.read_whole(piece))
 
     group.gather(read)
     return Loaded(
@@ -214,3 +214,24 @@ def _fill(
         bytes_read=reader.bytes_read,
         random=random[0] if random else None,
     )
+
+
+def needed_files(folder: Folder, manifest: Manifest, wanted: Wanted, rank: int) -> set[str]:
+    """The shards that a rank reads from."""
+    reader = ShardReader(folder, manifest)
+    needed = {reader.piece(item).file for item in _planner(reader, wanted).create_local_plan().items}
+    piece = _random_piece(manifest, wanted, rank)
+    return needed | ({piece.file} if piece else set())
+
+
+def _planner(reader: ShardReader, wanted: Wanted) -> DefaultLoadPlanner:
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    present = {name: tensor for name, tensor in wanted.state.items() if name in reader.manifest.state_names}
+    planner.set_up_planner(present, reader.read_metadata())
+    return planner
+
+
+def _random_piece(manifest: Manifest, wanted: Wanted, rank: int) -> Piece | None:
+    """A rank's random state, if the layout is the one that it belongs to."""
+    pieces = manifest.pieces.get(f"{RNG_PREFIX}{rank:05d}") if manifest.layout == wanted.layout else None
+    return pieces[0] if pieces else None

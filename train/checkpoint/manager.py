@@ -18,27 +18,26 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
 
 from parallel.engine import CheckpointTensor
 from train.checkpoint import rng
 from train.checkpoint.folder import open_root
-from train.checkpoint.format import RNG_PREFIX, Manifest, Piece, ShardFile, by_tensor, encode
-from train.checkpoint.group import Group, Outcome, attempt, unwrap
-from train.checkpoint.load import Loaded, Progress, load_newest, plain_names
+from train.checkpoint.group import Group, attempt
+from train.checkpoint.load import Loaded, Progress, Wanted, load_newest, plain_names
 from train.checkpoint.retention import superfluous
+from train.checkpoint.save import Facts, Job, save_shared
 from train.checkpoint.staging import Staging
-from train.checkpoint.storage import ShardWriter, piece_of, shard_name
+from train.checkpoint.storage import piece_of
+from train.checkpoint.tier import LocalTier
 from train.checkpoint.verify import read_manifest
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
@@ -85,6 +84,7 @@ class CheckpointManager:
         self._allow = allow
         self._group = Group(timeout_seconds)
         self._record = record if self._group.rank == 0 else _ignore
+        self._tier = None if config.local_dir is None else LocalTier(Path(config.local_dir), str(folder), self._group)
         self._staging = Staging()
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._plan: SavePlan | None = None
@@ -98,10 +98,18 @@ class CheckpointManager:
         """Host memory held for background saves."""
         return self._staging.bytes
 
-    def save(self, progress: Progress, state: Mapping[str, CheckpointTensor], rank_state: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        progress: Progress,
+        state: Mapping[str, CheckpointTensor],
+        rank_state: Mapping[str, Any],
+        *,
+        local: bool = False,
+    ) -> None:
         """Save in the background; returns when the state may change again. Collective.
 
-        `rank_state` is JSON of this rank. A failure shows at `poll` or `wait`."""
+        `rank_state` is JSON of this rank. `local`: to `checkpoint.local_dir` of this node and of a peer. A failure
+        shows at `poll` or `wait`."""
         self.wait()
         began = time.perf_counter()
         state = plain_names(state)
@@ -113,7 +121,8 @@ class CheckpointManager:
         plan = self._plan
         staged = attempt(lambda: self._stage(plan))
         random = torch.frombuffer(bytearray(rng.capture()), dtype=torch.uint8)
-        saved = self._thread.submit(self._write, progress, plan, staged, random, json.loads(json.dumps(rank_state)))
+        facts = Facts(self._identity, self._layout, json.loads(json.dumps(rank_state)))
+        saved = self._thread.submit(self._write, Job(progress, facts, plan, staged, random), local)
         self._saving = (progress.step, time.perf_counter() - began, saved)
         if not self._config.background:
             self.wait()
@@ -141,9 +150,9 @@ class CheckpointManager:
         Damaged ones are moved aside. CheckpointError if only damaged ones are left, or if the checkpoint is of another
         run: another identity, other tensors."""
         self.wait()
-        return load_newest(
-            self._root, self._group, plain_names(state), self._identity, self._layout, self._allow, self._record
-        )
+        wanted = Wanted(plain_names(state), self._identity, self._layout, self._allow, self._record)
+        load_local = partial(self._tier.load, wanted) if self._tier is not None else lambda _: None
+        return load_newest(self._root, self._group, wanted, load_local)
 
     def _make_plan(self) -> SavePlan:
         """Who writes what. Collective."""
@@ -158,58 +167,17 @@ class CheckpointManager:
             tensors = self._staging.copy(tensors)
         return {item.index: tensor for item, tensor in zip(plan.items, tensors, strict=True)}
 
-    def _write(self, progress: Progress, plan: SavePlan, staged: Outcome, random: Tensor, rank_state: Any) -> Saved:
+    def _write(self, job: Job, local: bool) -> Saved:
         """Everything after the copy. Collective; runs in the thread."""
         began = time.perf_counter()
-        rank = self._group.rank
-        begun: list[str] = []
-        sizes: list[int] = []
-
-        def begin() -> str:
-            begun.append(self._root.begin(progress.step))
-            return begun[0]
-
-        def write_shard() -> list[WriteResult]:
-            (tensors,) = unwrap([staged])
-            item = _write_item(f"{RNG_PREFIX}{rank:05d}", random)
-            whole = replace(plan, items=[*plan.items, item], storage_data=self._root.prefix(place) + shard_name(rank))
-            return writer.write_data(whole, _Staged(tensors | {item.index: random})).value()
-
-        def commit(files: list[ShardFile], pieces: list[Piece]) -> None:
-            manifest = self._manifest(progress, rank_states, files, pieces)
-            self._root.commit(place, progress.step, encode(manifest))
-            sizes.append(manifest.tensor_bytes)
-
-        try:
-            place = self._group.on_rank0(begin)
-            writer = ShardWriter(self._root.attempt(place), commit)
-            rank_states = self._group.gather(lambda: rank_state)
-            written = self._group.gather(write_shard)
-            self._group.on_rank0(lambda: writer.finish(Metadata({}), written))
-        except BaseException:
-            for attempt_name in begun:
-                self._root.abandon(attempt_name)
-            raise
-        self._losses[progress.step] = progress.held_out_loss
-        removed = self._prune() if rank == 0 else []
-        return Saved(sum(sizes), time.perf_counter() - began, removed)
-
-    def _manifest(
-        self, progress: Progress, rank_states: list[Any], files: list[ShardFile], pieces: list[Piece]
-    ) -> Manifest:
-        return Manifest(
-            step=progress.step,
-            tokens=progress.tokens,
-            held_out_loss=progress.held_out_loss,
-            extra=progress.extra,
-            identity=self._identity,
-            layout=self._layout,
-            rank_states=rank_states,
-            versions={name: version(name) for name in ("keepstep", "torch", "safetensors")},
-            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            files=files,
-            pieces=by_tensor(pieces),
-        )
+        if local:
+            assert self._tier is not None
+            size = self._tier.save(job)
+            return Saved(size, time.perf_counter() - began)
+        size = save_shared(job, self._root, self._group)
+        self._losses[job.progress.step] = job.progress.held_out_loss
+        removed = self._prune() if self._group.rank == 0 else []
+        return Saved(size, time.perf_counter() - began, removed)
 
     def _prune(self) -> list[int]:
         """Remove what retention does not keep. Never fails a save that is already committed."""
@@ -245,24 +213,6 @@ class CheckpointManager:
         self._record(
             "saved", step=step, bytes=saved.bytes, seconds=saved.seconds, stall_seconds=stall, removed=saved.removed
         )
-
-
-class _Staged(DefaultSavePlanner):
-    """Resolves a plan's items to tensors that were laid aside before."""
-
-    def __init__(self, tensors: Mapping[MetadataIndex, Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self._tensors[write_item.index]
-
-
-def _write_item(name: str, tensor: Tensor) -> WriteItem:
-    """One rank's own tensor, which no other rank has."""
-    chunk = ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
-    data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), tensor.size())
-    return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.TENSOR, tensor_data=data)
 
 
 def _tensor(value: Any) -> Tensor:

@@ -179,7 +179,7 @@ class ShardReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         wanted: dict[Piece, list[ReadItem]] = {}
         for item in plan.items:
-            wanted.setdefault(self._piece(item), []).append(item)
+            wanted.setdefault(self.piece(item), []).append(item)
         in_order = sorted(wanted.items(), key=lambda pair: (pair[0].file, pair[0].start))
         for name in sorted({piece.file for piece in wanted}):
             self._check_header(name)
@@ -195,7 +195,7 @@ class ShardReader(StorageReader):
             list(pool.map(lambda pair: read(*pair), in_order))
         return _done(None)
 
-    def _piece(self, item: ReadItem) -> Piece:
+    def piece(self, item: ReadItem) -> Piece:
         offset = item.storage_index.offset
         assert offset is not None
         return self._pieces[item.storage_index.fqn, tuple(offset)]

@@ -1,0 +1,142 @@
+"""Run by test_tier.py: three ranks, each a node of its own, with a fast tier in a folder of each.
+
+    python tier_ranks.py FOLDER SCENARIO
+
+Each rank holds a third of one tensor as a flat fragment. The first life saves step 1 to the shared folder and steps 2
+and 3 to the fast tier; then SCENARIO damages something; the second life tells what loads.
+"""
+
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallel.fragments import FlatFragment
+from train.checkpoint.manager import CheckpointManager, Progress
+from train.checkpoint.tier import run_name
+from train.config import CheckpointConfig
+
+RANKS, SHARE = 3, 50
+
+
+def state(step: int, rank: int) -> dict[str, Any]:
+    flat = torch.arange(rank * SHARE, (rank + 1) * SHARE, dtype=torch.float32) + 1000 * step
+    return {
+        "model.w": FlatFragment(flat, (RANKS * SHARE // 10, 10), rank * SHARE),
+        "model.b": torch.tensor(float(step)),
+    }
+
+
+def manager(folder: Path, rank: int, events: list) -> CheckpointManager:
+    config = CheckpointConfig(local_dir=str(folder / f"node-{rank}"))
+    return CheckpointManager(
+        folder / "shared", config, {}, lambda kind, **d: events.append([kind, d]), layout={"ranks": RANKS}
+    )
+
+
+def first_life(folder: Path, rank: int) -> None:
+    events: list = []
+    saver = manager(folder, rank, events)
+    for step in (1, 2, 3):
+        saver.save(Progress(step, step), state(step, rank), {"rank": rank}, local=step > 1)
+        saver.wait()
+    saver.close()
+    assert [kind for kind, _ in events] == (["saved"] * 3 if rank == 0 else []), events
+
+
+def second_life(folder: Path, rank: int) -> None:
+    events: list = []
+    finder = manager(folder, rank, events)
+    fresh = state(0, rank)
+    loaded = finder.load_newest(fresh)
+    assert loaded is not None
+    step = loaded.progress.step
+    right = torch.equal(fresh["model.w"].flat, state(step, rank)["model.w"].flat) and fresh["model.b"] == step
+    finder.save(Progress(9, 9), state(9, rank), {"rank": rank}, local=True)
+    finder.close()
+    line = {
+        "scenario": folder.name,
+        "rank": rank,
+        "step": step,
+        "right": bool(right),
+        "local": "node-" in loaded.path,
+        "rng": loaded.restore_rng(),
+        "rank_states": loaded.rank_states,
+        "events": events,
+        "bytes_read": loaded.bytes_read,
+    }
+    os.write(sys.stdout.fileno(), (json.dumps(line) + "\n").encode())
+
+
+def shards(folder: Path, rank: int, step: int = 3) -> list[Path]:
+    return sorted(folder.glob(f"node-{rank}/*/step-{step:08d}/shard-*"))
+
+
+def nothing(folder: Path) -> None:
+    assert [path.name[6:11] for path in shards(folder, 1)] == ["00000", "00001"]  # its own and the one before
+
+
+def lose_one(folder: Path) -> None:
+    shutil.rmtree(folder / "node-1")
+
+
+def lose_two(folder: Path) -> None:
+    shutil.rmtree(folder / "node-1")
+    shutil.rmtree(folder / "node-2")
+
+
+def damage(folder: Path) -> None:
+    path = shards(folder, 0)[0]
+    data = bytearray(path.read_bytes())
+    data[4096] ^= 1
+    path.write_bytes(data)
+
+
+def lose_a_shard(folder: Path) -> None:
+    """Both copies of one shard of step 3: step 2 is complete."""
+    for rank in range(RANKS):
+        for path in shards(folder, rank):
+            if path.name == "shard-00001.safetensors":
+                path.unlink()
+
+
+SCENARIOS = {f.__name__: f for f in (nothing, lose_one, lose_two, damage, lose_a_shard)}
+
+
+def fork_ranks(folder: Path, life: Callable[[Path, int], None]) -> None:
+    children = []
+    for rank in range(RANKS):
+        if not (child := os.fork()):
+            try:
+                store = dist.FileStore(str(folder / f"{life.__name__}.store"), RANKS)
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+                life(folder, rank)
+            except BaseException:
+                print(f"rank {rank}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    first = Path(sys.argv[1]) / "first"
+    first.mkdir()
+    fork_ranks(first, first_life)
+    for name in sys.argv[2:]:
+        folder = Path(sys.argv[1]) / name
+        shutil.copytree(first, folder)
+        # The fast tier tells runs apart by the shared folder's name, which the copy has changed.
+        for old in folder.glob("node-*/*"):
+            old.rename(old.with_name(run_name(str(folder / "shared"))))
+        SCENARIOS[name](folder)
+        fork_ranks(folder, second_life)
