@@ -11,6 +11,9 @@ demo: $(INSTALLED)  ## train, kill, resume, compare, export: the whole system in
 test: $(INSTALLED)  ## every test that is not marked slow or gpu
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu"
 
+chaos: $(INSTALLED)  ## 200 random faults from a seed, in about 20 minutes
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow tests/chaos
+
 lint: $(INSTALLED)  ## style, types, shell scripts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

@@ -1,0 +1,22 @@
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness import Run, build_data
+from train.exit_codes import FINISHED
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data set, in which all runs of the session lie."""
+    root = tmp_path_factory.mktemp("chaos")
+    build_data(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def undisturbed(root: Path) -> Run:
+    """What every disturbed run must end like."""
+    run = Run(root, "undisturbed")
+    assert run.train() == FINISHED, run.output
+    return run

@@ -1,0 +1,111 @@
+"""A fixed set of faults, each at a rank, a step and a phase. `test_random.py` draws many more."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness import Run, fault
+from train.exit_codes import FAILED_FOR_GOOD, FINISHED, STOPPED
+
+LAST = 12
+
+
+@pytest.fixture(scope="module")
+def killed(root: Path) -> Run:
+    """One run that meets many faults, each of which makes torchrun start all ranks again."""
+    run = Run(root, "killed")
+    faults = [
+        fault("kill", 1, 4, "forward"),
+        fault("dead_data_thread", 1, 5, "data"),
+        fault("kill_in_write", 0, 6, "save"),
+        fault("raise", 1, 8, "evaluate"),
+        fault("truncated_shard", 0, 10, "data"),
+    ]
+    assert run.train(faults) == FINISHED, run.output
+    assert run.struck() == set(range(len(faults)))
+    return run
+
+
+def test_killed_torn_and_failing_ranks_lose_nothing_but_time(killed: Run, undisturbed: Run) -> None:
+    killed.assert_same_as(undisturbed)
+    assert len(killed.events("started")) == 6
+    [damaged] = killed.events("quarantined")
+    assert damaged["step"] == 9
+
+
+def test_the_failing_ranks_number_and_traceback_are_last_in_the_log_before_the_restart(killed: Run) -> None:
+    before, _, _ = killed.output.partition("RuntimeError: a fault on purpose")
+    last = before.split("keepstep: ")[-2:]
+    assert last[0].startswith("rank 1 (pid "), killed.output
+    assert "ended first, by exit code 1; starting all ranks again" in last[0]
+    assert last[1].startswith("rank 1 failed:\n")
+    [failed] = [event for event in killed.events("failed") if "a fault on purpose" in event["error"]]
+    assert failed["rank"] == 1
+
+
+def test_peers_of_a_dead_rank_are_gone_within_ten_seconds(killed: Run) -> None:
+    """From the last step of an attempt to the start of the next one's ranks, its own start-up included."""
+    starts = killed.events("started")
+    for attempt, following in enumerate(starts[1:], 1):
+        last = max(record["time"] for record in killed.records() if record["attempt"] == attempt)
+        assert following["time"] - following["uptime"] - last < 10.0
+
+
+def test_a_stop_of_one_worker_stops_all_on_one_step_with_one_checkpoint(root: Path, undisturbed: Run) -> None:
+    run = Run(root, "stopped")
+    faults = [fault("no_space", 0, 3, "save"), fault("term", 1, 4, "evaluate"), fault("usr1", 1, 4, "save")]
+    assert run.train(faults) == STOPPED, run.output
+    [failed] = run.events("save_failed")
+    assert failed["step"] == 3
+    assert "No space left on device" in failed["error"]
+    [stopped] = run.events("stopped")
+    assert stopped["step"] == 4
+    assert [path.name for path in sorted((run.folder / "checkpoints").iterdir())] == ["step-00000004"]
+    assert run.train() == FINISHED, run.output
+    run.assert_same_as(undisturbed)
+
+
+def test_a_rank_that_hangs_is_named_with_its_place_and_its_stack(root: Path, undisturbed: Run) -> None:
+    run = Run(root, "hanging", ("train.hang_seconds=5",))
+    assert run.train([fault("hang", 1, 5, "forward"), fault("freeze", 0, 7, "update")]) == FINISHED, run.output
+    assert run.losses() == undisturbed.losses()
+    assert "rank 1 is the one that is late; phase forward, 5 steps done, in train.faults:" in run.output
+    assert "time.sleep(3600)" in run.output, "the late rank's stack"
+    assert "rank 0 (process " in run.output, "told by rank 1, for rank 0 cannot"
+    assert "it is stopped or cut off" in run.output
+    [hang] = run.events("hang")
+    assert hang["rank"] == 1
+    stacks = sorted(path.name for path in (run.folder / "logs").glob("stacks-*"))
+    assert stacks == ["stacks-rank-0.txt", "stacks-rank-1.txt"]
+
+
+def test_numbers_that_are_not_finite_never_reach_the_weights_and_a_flipped_bit_is_found(root: Path) -> None:
+    run = Run(root, "numbers", ("parallel.engine=ddp",))
+    faults = [fault("nan_gradient", 1, 2, "forward"), fault("flipped_weight", 1, 7, "data")]
+    assert run.train(faults) == FINISHED, run.output
+    [skipped] = run.events("skipped")
+    assert (skipped["step"], skipped["data_step"], skipped["first_sample"]) == (2, 2, 8)
+    assert "must be finite" in skipped["why"]
+    assert "ranks 0, 1 hold copies of the same weights that differ" in run.output
+    assert len(run.events("started")) == 2
+    assert sorted(run.losses()) == list(range(1, LAST + 1))
+
+
+def test_a_second_run_in_the_folder_refuses_and_the_first_goes_on(root: Path) -> None:
+    first = Run(root, "shared", ("train.steps=400", "train.eval_sequences=0", "checkpoint.every=400"))
+    process = first.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 2/" in line:
+            break
+    second = Run(root, "shared", first.overrides, ranks=1)
+    command = second.start()
+    refused, _ = command.communicate(timeout=60)
+    (first.folder / "STOP").touch()
+    output, _ = process.communicate(timeout=60)
+    assert command.returncode == FAILED_FOR_GOOD, refused
+    assert "is in use by process" in refused
+    assert "Traceback" not in refused
+    assert process.returncode == STOPPED, output
+    assert not (first.folder / "STOP").exists()
+    assert not (first.folder / "lease.json").exists()
