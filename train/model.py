@@ -23,8 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data_pipeline.batch import IGNORE
+from train.attention import Boundaries, attend, find_boundaries
 from train.config import ModelConfig
+from train.loss import LossByRow, linear_cross_entropy_by_row
 
 
 class GPT(nn.Module):
@@ -38,8 +39,8 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.n_layers)})
         self.norm = build_norm(config, config.d_model)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.loss_by_row = cross_entropy_by_row  # tensor parallelism, where logits are split along V, puts its own here
+        self.head = Head(config.d_model, config.vocab_size, bias=False)
+        self.loss_by_row: LossByRow | None = None  # of logits; tensor parallelism, which splits V, puts its own here
         self.tie()
 
     def tie(self) -> None:
@@ -55,12 +56,26 @@ class GPT(nn.Module):
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(positions_BT)
         x_BTD = self.dropout(x_BTD)
-        mask_B1TT = document_mask(documents_BT)
+        boundaries = find_boundaries(documents_BT)
         rotation = rope_rotation(positions_BT, self.config) if self.config.positions == "rope" else None
         for layer in self.layers.values():
-            x_BTD = layer(x_BTD, mask_B1TT, rotation)
-        logits_BTV = self.head(self.norm(x_BTD))
-        return logits_BTV if labels_BT is None else self.loss_by_row(logits_BTV, labels_BT)
+            x_BTD = layer(x_BTD, boundaries, rotation)
+        x_BTD = self.norm(x_BTD)
+        if labels_BT is None:
+            return self.head(x_BTD)
+        if self.loss_by_row is not None:
+            return self.loss_by_row(self.head(x_BTD), labels_BT)
+        return self.head(x_BTD, labels_BT)
+
+
+class Head(nn.Linear):
+    """The output projection. The fused loss stays inside it, for engines gather weights around a module's forward."""
+
+    def forward(self, input: Tensor, labels_BT: Tensor | None = None) -> Tensor:
+        """Logits_BTV; or, given labels, the summed loss of each sequence."""
+        if labels_BT is None:
+            return super().forward(input)
+        return linear_cross_entropy_by_row(input, self.weight, labels_BT)
 
 
 class Block(nn.Module):
@@ -74,8 +89,8 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTD: Tensor, mask_B1TT: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), mask_B1TT, rotation))
+    def forward(self, x_BTD: Tensor, boundaries: Boundaries, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), boundaries, rotation))
         return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
 
 
@@ -93,7 +108,7 @@ class Attention(nn.Module):
         self.query_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.key_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x_BTD: Tensor, mask_B1TT: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, boundaries: Boundaries, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         B, T, _ = x_BTD.shape
         q_BTHE = self.query(x_BTD).view(B, T, -1, self.head_dim)  # -1: fewer heads under tensor parallelism
         k_BTKE = self.key(x_BTD).view(B, T, -1, self.head_dim)
@@ -102,14 +117,8 @@ class Attention(nn.Module):
             q_BTHE, k_BTKE = self.query_norm(q_BTHE), self.key_norm(k_BTKE)
         if rotation is not None:
             q_BTHE, k_BTKE = rotate(q_BTHE, rotation), rotate(k_BTKE, rotation)
-        out_BHTE = F.scaled_dot_product_attention(
-            q_BTHE.transpose(1, 2),
-            k_BTKE.transpose(1, 2),
-            v_BTKE.transpose(1, 2),
-            attn_mask=mask_B1TT,
-            enable_gqa=q_BTHE.shape[2] != k_BTKE.shape[2],
-        )
-        return self.output(out_BHTE.transpose(1, 2).reshape(B, T, -1))
+        out_BTHE = attend(q_BTHE, k_BTKE, v_BTKE, boundaries)
+        return self.output(out_BTHE.reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -135,13 +144,6 @@ def build_norm(config: ModelConfig, width: int) -> nn.Module:
     return nn.LayerNorm(width, config.norm_eps, bias=config.bias)
 
 
-def document_mask(documents_BT: Tensor) -> Tensor:
-    """True where query t may see key s: s <= t and the same document. Shape (B, 1, T, T)."""
-    T = documents_BT.shape[1]
-    causal_TT = torch.ones(T, T, dtype=torch.bool, device=documents_BT.device).tril()
-    return (causal_TT & (documents_BT[:, :, None] == documents_BT[:, None, :])).unsqueeze(1)
-
-
 def rope_rotation(positions_BT: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles, each (B, T, 1, E/2), fp32 whatever the precision of the run.
 
@@ -155,14 +157,8 @@ def rope_rotation(positions_BT: Tensor, config: ModelConfig) -> tuple[Tensor, Te
 def rotate(x_BTHE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair by its position's angle, in fp32, and return to the input's precision."""
     cos, sin = rotation
-    first, second = x_BTHE.float().chunk(2, dim=-1)
+    first, second = x_BTHE.float().unflatten(-1, (2, -1)).unbind(-2)  # backward of `chunk` would fill and add zeros
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BTHE.dtype)
-
-
-def cross_entropy_by_row(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Summed (not mean) loss in nats of each sequence over labels that are not IGNORE. Shape (B,), fp32."""
-    loss_BT = F.cross_entropy(logits_BTV.float().mT, labels_BT, ignore_index=IGNORE, reduction="none")
-    return loss_BT.sum(dim=1)
 
 
 def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
