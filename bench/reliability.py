@@ -115,8 +115,8 @@ def watching(path: str, overrides: list[str]) -> None:
     costs = {
         "clock, heartbeat and faults, 4 phases": 4 * seconds(enter, 1000),
         "guard": seconds(judge, 1000),
-        f"hash of all state, every {recipe.guard.compare_replicas_every} steps": seconds(
-            lambda: hashes(engine.state()), 5
+        f"hash of all copies, every {recipe.guard.compare_replicas_every} steps": seconds(
+            lambda: hashes(engine.copies()), 5
         )
         / max(1, recipe.guard.compare_replicas_every),
         f"probe of speed, every {recipe.train.log_every} steps": seconds(probe.seconds, 20) / recipe.train.log_every,

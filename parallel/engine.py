@@ -64,6 +64,11 @@ class Engine(Protocol):
         """Refresh working copies after the tensors of `state()` were filled in place. Collective."""
         ...
 
+    def copies(self) -> dict[str, Tensor]:
+        """What other ranks may hold copies of: a plain tensor is the same on all ranks, a DTensor's part on those that
+        differ only along axes over which it is replicated."""
+        ...
+
     def close(self) -> None:
         """Release what the engine holds. Not collective."""
         ...

@@ -97,6 +97,9 @@ class TorchEngine:
     def loaded(self) -> None:
         """Nothing to do: parameters are the masters, and working copies are made anew in each step."""
 
+    def copies(self) -> dict[str, Tensor]:
+        return dict(self.state())
+
     def close(self) -> None:
         """Nothing is held beyond memory."""
 

@@ -35,6 +35,8 @@ from parallel.zero_state import create_moments, pieces, refresh_working_weights,
 
 VERSION = "0.19"
 """`zero_state` reads private attributes of this version."""
+REDUCE_BUCKET = 50_000_000
+"""Most elements of gradients that are reduced at once."""
 
 
 def build_zero(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> "ZeroEngine":
@@ -45,6 +47,7 @@ def build_zero(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -
     with torch.device(runtime.device), in_parts:
         model = trainable.build()
     apply_to_blocks(model, config)
+    settings["zero_optimization"] |= _bucket_sizes(model)
     if config.engine == "zero3":  # gather a block at once, and outside of what checkpointing computes again
         deepspeed.utils.set_z3_leaf_modules(model, [type(model.get_submodule("layers.0"))])
     with redirect_stdout(io.StringIO()):  # it prints tables of its own memory
@@ -113,6 +116,18 @@ def _config(config: ParallelConfig, device: torch.device) -> dict[str, Any]:
     if config.precision == "fp16":
         settings["fp16"] = {"enabled": True, "loss_scale": 1.0}  # static for DeepSpeed: `LossScaler` moves it
     return settings
+
+
+def _bucket_sizes(model: nn.Module) -> dict[str, int]:
+    """In elements. DeepSpeed's defaults are made for billions of parameters, and it allocates them whatever is used."""
+
+    def elements(module: nn.Module) -> int:
+        return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
+
+    return {
+        "reduce_bucket_size": min(REDUCE_BUCKET, elements(model)),
+        "stage3_prefetch_bucket_size": elements(model.get_submodule("layers.0")),  # the next block
+    }
 
 
 class ZeroEngine:
@@ -185,6 +200,12 @@ class ZeroEngine:
 
     def loaded(self) -> None:
         refresh_working_weights(self._optimizer)
+
+    def copies(self) -> dict[str, Tensor]:
+        """Under zero1 and zero2 the working weights are whole on every rank; the rest is cut."""
+        if self._engine.zero_optimization_stage() == 3:
+            return {}
+        return {name: parameter.detach() for name, parameter in self._engine.module.named_parameters()}
 
     def close(self) -> None:
         """Take DeepSpeed's hooks out of the model."""

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from parallel.engine import CheckpointTensor
-from parallel.fragments import FlatFragment
-
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Hashes = dict[str, int]
@@ -25,12 +22,10 @@ class CorruptionError(Exception):
     """Copies that must be equal are not."""
 
 
-def hashes(tensors: Mapping[str, CheckpointTensor]) -> Hashes:
-    """Of this rank's parts; a flat fragment is nobody's copy. Synchronises with the device once a kind of part."""
+def hashes(tensors: Mapping[str, Tensor]) -> Hashes:
+    """Of this rank's parts. Synchronises with the device once for each kind of part."""
     sums: dict[str, Tensor] = {}
     for tensor in tensors.values():
-        if isinstance(tensor, FlatFragment):
-            continue
         part, local = _part(tensor)
         bits = local.detach().contiguous().view(-1).view(INTEGERS[local.element_size()]).sum(dtype=torch.int64)
         sums[part] = 31 * sums[part] + bits if part in sums else bits

@@ -114,7 +114,7 @@ class Run:
 
     def compare_copies(self) -> None:
         """CorruptionError if ranks that hold copies of the same tensors disagree. Collective."""
-        check_copies(gather_objects(hashes(self.engine.state())))
+        check_copies(gather_objects(hashes(self.engine.copies())))
 
     def tell_pace(self, spent: Mapping[str, float]) -> None:
         """How fast this rank is at the moment, for the search for slow ones."""

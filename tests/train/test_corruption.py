@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from parallel.fragments import FlatFragment
 from train.corruption import CorruptionError, check_copies, hashes
 
 
@@ -64,8 +63,3 @@ def test_what_is_a_copy_follows_from_the_placements() -> None:
         assert set(hashes({"a": cut, "b": whole, "c": local})) == {"shard=1", ""}
     finally:
         dist.destroy_process_group()
-
-
-def test_a_flat_fragment_is_nobodys_copy() -> None:
-    fragment = FlatFragment(torch.zeros(4), torch.Size([8]), 0)
-    assert hashes({"a": fragment}) == {}
