@@ -13,11 +13,11 @@ LAST = 12
 @pytest.fixture(scope="module")
 def killed(root: Path) -> Run:
     """One run that meets many faults, each of which makes torchrun start all ranks again."""
-    run = Run(root, "killed")
+    run = Run(root, "killed", ("data.prefetch_batches=1",))  # else the thread is too far ahead to be missed at once
     faults = [
-        fault("kill", 1, 4, "forward"),
-        fault("dead_data_thread", 1, 5, "data"),
+        fault("dead_data_thread", 1, 1, "data"),
         fault("kill_in_write", 0, 6, "save"),
+        fault("kill", 1, 7, "forward"),
         fault("raise", 1, 8, "evaluate"),
         fault("truncated_shard", 0, 10, "data"),
     ]
