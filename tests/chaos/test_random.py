@@ -53,7 +53,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def draw(number: int, engine: str) -> list[dict[str, Any]]:
     """The faults of a round. DDP's copies can be compared, so there one of them is a flipped bit."""
-    dice = random.Random(f"{SEED}/{number}")
+    dice = random.Random(f"{SEED}/{engine}/{number}")
     kinds = [kind for kind, count in KINDS.items() for _ in range(count)]
     if engine == "ddp":
         kinds[kinds.index("raise")] = "flipped_weight"
