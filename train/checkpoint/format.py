@@ -11,6 +11,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import xxhash
@@ -90,13 +92,21 @@ class Manifest:
     pieces: dict[str, list[Piece]] = field(repr=False)
     """By tensor; the training state and the random states."""
 
-    @property
+    @cached_property
     def state_names(self) -> set[str]:
         return {name for name in self.pieces if not name.startswith(RNG_PREFIX)}
 
+    @cached_property
+    def pieces_by_file(self) -> dict[str, list[Piece]]:
+        """In the order in which they lie there."""
+        grouped: dict[str, list[Piece]] = {file.name: [] for file in self.files}
+        for piece in sorted(chain.from_iterable(self.pieces.values()), key=lambda piece: piece.start):
+            grouped[piece.file].append(piece)
+        return grouped
+
     @property
     def tensor_bytes(self) -> int:
-        return sum(piece.bytes for pieces in self.pieces.values() for piece in pieces)
+        return sum(piece.bytes for piece in chain.from_iterable(self.pieces.values()))
 
 
 def checksum(data: Any) -> str:

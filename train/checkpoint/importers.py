@@ -95,6 +95,8 @@ def _fitted(name: str, tensor: Tensor, shape: torch.Size) -> Tensor:
         rows = min(shape[0], tensor.shape[0])
         padded[:rows] = tensor[:rows]
         return padded
+    if tensor.dim() == 1 and tensor.numel() == shape.numel():  # ZeRO-3 keeps everything flat
+        tensor = tensor.view(shape)
     if tensor.shape != shape:
         raise CheckpointError(f"{name} is {tuple(tensor.shape)} there, {tuple(shape)} in this recipe's model")
     return tensor.float().contiguous()

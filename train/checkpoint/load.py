@@ -154,6 +154,8 @@ def check_identity(manifest: Manifest, wanted: Wanted) -> None:
                 wanted.record("allowed_difference", name=name, checkpoint=old, run=new)
             else:
                 differing[name] = f"{name}: {old!r} in the checkpoint, {new!r} in this run"
+    if list(differing) == ["model.vocab_size"]:
+        raise _other_padding(theirs["model.vocab_size"], ours["model.vocab_size"])
     if differing:
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} is of another run: {'; '.join(differing.values())}. Use another "
@@ -181,11 +183,15 @@ def check_tensors(manifest: Manifest, state: Mapping[str, CheckpointTensor]) -> 
     if not wrong:
         return
     if len(rows) == 1 and (pair := rows.pop())[2] and any("embed" in name or "head" in name for name in wrong):
-        raise CheckpointError(
-            f"the vocabulary is padded to another size: {pair[0][0]} rows saved, {pair[1][0]} in the model; "
-            f"set model.vocab_size to {pair[0][0]}"
-        )
+        raise _other_padding(pair[0][0], pair[1][0])
     raise CheckpointError(f"{len(wrong)} tensors of another shape or type{_first(wrong)}")
+
+
+def _other_padding(saved: int, wanted: int) -> CheckpointError:
+    return CheckpointError(
+        f"the vocabulary is padded to another size: {saved} rows saved, {wanted} in the model; "
+        f"set model.vocab_size to {saved}"
+    )
 
 
 def _first(names: list[str]) -> str:

@@ -148,7 +148,7 @@ class ShardReader(StorageReader):
         self.folder, self.manifest = folder, manifest
         self.bytes_read = 0
         self._pieces = {(p.tensor, p.offsets): p for pieces in manifest.pieces.values() for p in pieces}
-        self._checked: set[str] = set()
+        self._unchecked = {file.name: file for file in manifest.files}
         self._lock = Lock()
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
@@ -212,12 +212,9 @@ class ShardReader(StorageReader):
 
     def _check_header(self, name: str) -> None:
         """Once per file: its size and the checksum of its header."""
-        if name in self._checked:
-            return
-        file = next(file for file in self.manifest.files if file.name == name)
-        check_file(self.folder, file)
-        self.count(file.header_bytes)
-        self._checked.add(name)
+        if (file := self._unchecked.pop(name, None)) is not None:
+            check_file(self.folder, file)
+            self.count(file.header_bytes)
 
 
 class _PieceReader:

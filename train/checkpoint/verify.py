@@ -47,8 +47,7 @@ def read_blocks(folder: Folder, piece: Piece, number: int, out: memoryview) -> N
 def read_file(folder: Folder, manifest: Manifest, file: ShardFile) -> Iterator[bytes | memoryview]:
     """All of a shard, block by block, each checked."""
     yield check_file(folder, file)
-    pieces = [piece for pieces in manifest.pieces.values() for piece in pieces if piece.file == file.name]
-    for piece in sorted(pieces, key=lambda piece: piece.start):
+    for piece in manifest.pieces_by_file[file.name]:
         for number in range(len(piece.checksums)):
             block = memoryview(bytearray(min(BLOCK_BYTES, piece.bytes - number * BLOCK_BYTES)))
             read_blocks(folder, piece, number, block)

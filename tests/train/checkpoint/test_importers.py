@@ -171,6 +171,7 @@ os._exit(0)
 def test_deepspeed_folders_come_with_their_weights(recipe: Path, tmp_path: Path, stage: int) -> None:
     sizes = LLAMA.model_dump()
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    environment |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}  # DeepSpeed looks for them
     source = tmp_path / "theirs"
     arguments = [sys.executable, "-c", DEEPSPEED, str(source), str(stage), repr(sizes)]
     run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=200)

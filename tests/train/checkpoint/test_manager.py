@@ -173,6 +173,13 @@ def test_another_run_is_an_error_that_lists_what_differs(tmp_path: Path) -> None
     ):
         strict.load_newest(make_state(0))
     strict.close()
+    padded = {**IDENTITY, "model": {"d_model": 8, "vocab_size": 13}}
+    other_padding = open_manager(tmp_path, identity=padded)
+    with pytest.raises(
+        CheckpointError, match=r"padded to another size: 12 rows saved, 13 in the model; set model.vocab"
+    ):
+        other_padding.load_newest(make_state(0))
+    other_padding.close()
     events = Events()
     lenient = open_manager(tmp_path, events, identity=other, allow=frozenset({"data", "model.vocab_size"}))
     assert lenient.load_newest(make_state(0)) is not None

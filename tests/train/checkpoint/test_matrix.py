@@ -13,7 +13,7 @@ import pytest
 from train.checkpoint.reader import Reader
 
 SCRIPT = Path(__file__).with_name("matrix_ranks.py")
-LAYOUTS = ["single", "ddp-2", "fsdp-2", "fsdp-4", "hsdp-2x2", "fsdp-2-tp-2"]
+LAYOUTS = ["single", "ddp-2", "fsdp-2", "fsdp-4", "hsdp-2x2", "fsdp-2-tp-2", "zero1-2", "zero2-3", "zero3-4"]
 PAIRS = [(source, layout) for source in LAYOUTS for layout in LAYOUTS]
 ENGINE_TOLERANCE = 1e-5
 """Of the loss, in nats: what engines differ by in fp32 over the order of their sums."""
