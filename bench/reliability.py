@@ -8,6 +8,7 @@ checkpoint; and with a rank killed on the way, from the kill to the end of the n
 """
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -97,7 +98,8 @@ def watching(path: str, overrides: list[str]) -> None:
         engine.forward_backward(batches, loss_fn, 1.0 / tokens.numel())
         engine.step(1e-4, 1.0)
 
-    watchdog = Watchdog(Path(), Path(), rank=0, world_size=1, hang_seconds=480, record=lambda *_, **__: None)
+    out = Path(tempfile.mkdtemp())
+    watchdog = Watchdog(out / "status.json", out, rank=0, world_size=1, hang_seconds=480, record=lambda *_, **__: None)
     clock, faults, guard, probe = Clock(), Faults({}, 0, Path()), Guard(recipe.guard), Probe(runtime.device)
     for number in range(recipe.guard.window):
         guard.judge(number, 3.0 + 0.01 * (number % 7), 1.0)

@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
         parts += [f"{speed:,.0f} tokens/s"] if speed else []
         parts.append(f"last step {_ago(found['silent_seconds'])}")
         print("  " + ", ".join(parts))
+    for line in rank_lines(found["ranks"]):
+        print(f"  {line}")
     saved = found["saved_step"]
     print(f"  newest checkpoint: {'none' if saved < 0 else f'step {saved}'}")
     for event in found["events"]:
@@ -73,9 +75,34 @@ def gather(path: Path, now: float, last_events: int) -> dict[str, Any]:
         "tokens_per_second": last.get("tokens_per_second"),
         "silent_seconds": silent_seconds,
         "saved_step": saved_step(path),
+        "ranks": read_status(folder.status) if state == "running" else {},
         "stop_requested": folder.stop_request.exists(),
         "events": events[-last_events:] if last_events else [],
     }
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """What the watchdog wrote last (`train.watchdog`); empty if there is nothing."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def rank_lines(status: dict[str, Any]) -> list[str]:
+    """Where the ranks are, and which of them are slow."""
+    if not status:
+        return []
+    phases: dict[str, list[int]] = {}
+    for rank in status["ranks"]:
+        phases.setdefault(rank["phase"], []).append(rank["rank"])
+    places = ", ".join(f"{len(ranks)} in {phase}" for phase, ranks in sorted(phases.items()))
+    lines = [f"{len(status['ranks'])} ranks: {places}; the last of them got on {status['idle_seconds']:.0f} s before"]
+    of_rank = {rank["rank"]: rank for rank in status["ranks"]}
+    for slow in status["slow"]:
+        rank = of_rank[slow]
+        lines.append(f"rank {slow} on {rank['host']} is slow: its probe took {1e3 * rank['probe_seconds']:.2f} ms")
+    return lines
 
 
 def _total_steps(recipe: Path) -> int | None:

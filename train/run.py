@@ -141,7 +141,7 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Iterator[Ru
     lease = Lease(folder.lease, Holder.myself(os.environ), _leave) if is_rank_0 else None
     record = EventLog(folder.events, enabled=is_rank_0)
     watchdog = Watchdog(
-        folder.root,
+        folder.status,
         folder.logs,
         rank=runtime.world.rank,
         world_size=runtime.world.world_size,

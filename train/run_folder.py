@@ -44,6 +44,11 @@ class RunFolder:
         return self.root / "lease.json"
 
     @property
+    def status(self) -> Path:
+        """Where each rank is, every ten seconds anew."""
+        return self.root / "status.json"
+
+    @property
     def stop_request(self) -> Path:
         """Made by `keepstep stop`; a run that sees it saves and stops."""
         return self.root / "STOP"

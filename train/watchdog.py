@@ -51,7 +51,7 @@ class Watchdog:
 
     def __init__(
         self,
-        run_folder: Path,
+        status: Path,
         logs: Path,
         *,
         rank: int,
@@ -59,7 +59,7 @@ class Watchdog:
         hang_seconds: float,
         record: Callable[..., None],
     ) -> None:
-        self._status_file, self._logs, self._record = run_folder / "status.json", logs, record
+        self._status_file, self._logs, self._record = status, logs, record
         self._hang_seconds = hang_seconds
         self._pulse_seconds = min(2.0, hang_seconds / 10)
         self._mine = Beat(rank, socket.gethostname(), os.getpid())

@@ -43,7 +43,9 @@ def watchdogs(folder: Path, events: list[Any], hang_seconds: float = 0.5) -> lis
         events.append((kind, details))
 
     return [
-        Watchdog(folder, folder / "logs", rank=rank, world_size=2, hang_seconds=hang_seconds, record=record)
+        Watchdog(
+            folder / "status.json", folder / "logs", rank=rank, world_size=2, hang_seconds=hang_seconds, record=record
+        )
         for rank in range(2)
     ]
 
@@ -110,7 +112,7 @@ def test_a_store_that_does_not_answer_means_rank_0(
             frozen.wait()
 
     monkeypatch.setattr(module, "_store", Store)
-    Watchdog(tmp_path, tmp_path, rank=1, world_size=2, hang_seconds=0.5, record=lambda *_, **__: None)
+    Watchdog(tmp_path / "status.json", tmp_path, rank=1, world_size=2, hang_seconds=0.5, record=lambda *_, **__: None)
     assert left.happened.acquire(timeout=30)
     assert "rank 0 has not answered" in caplog.text
 
