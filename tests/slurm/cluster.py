@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from machines import SYSTEM_PATH, Machines, until, why_not
+from tests.slurm.machines import SYSTEM_PATH, Machines, until, why_not
 
 CONFIG = """\
 ClusterName=keepstep

@@ -1,15 +1,12 @@
-"""One Slurm cluster of three machines for all quick tests of this folder."""
+"""One Slurm cluster and one undisturbed run for all tests of this folder."""
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cluster import Cluster, why_no_cluster
+from tests.slurm.cluster import Cluster, why_no_cluster
+from tests.slurm.drills import Lab
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +17,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=3).up()
     yield cluster
     cluster.down()
+
+
+@pytest.fixture(scope="session")
+def lab(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(cluster, tmp_path_factory.mktemp("lab"))
