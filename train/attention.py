@@ -93,7 +93,7 @@ def _exporting() -> bool:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Queries [start, end) of a row, which see keys from `first_key` on; `hidden` (C, S) tells which they may not."""
+    """Queries [start, end) of a row, which see keys from `first_key` on, less those `hidden` of the last: (C, them)."""
 
     start: int
     end: int
@@ -104,12 +104,20 @@ class Chunk:
 def cut_row(starts_T: Tensor) -> Iterator[Chunk]:
     """The chunks of one row, each with the fewest keys that hold all it may see."""
     T = len(starts_T)
-    firsts = starts_T[::CHUNK].tolist()
-    for start, first_key in zip(range(0, T, CHUNK), firsts, strict=True):
-        end = min(start + CHUNK, T)
+    ends = [min(start + CHUNK, T) for start in range(0, T, CHUNK)]
+    firsts, lasts = starts_T[::CHUNK].tolist(), starts_T[[end - 1 for end in ends]].tolist()
+    for start, end, first_key, last_start in zip(range(0, T, CHUNK), ends, firsts, lasts, strict=True):
+        if first_key == last_start:  # one document: all keys before the chunk are seen
+            yield Chunk(start, end, first_key, _above_diagonal(end - start))
+            continue
         t_C1 = torch.arange(start, end, dtype=torch.int32)[:, None]
         s_S = torch.arange(first_key, end, dtype=torch.int32)
         yield Chunk(start, end, first_key, (s_S > t_C1) | (s_S < starts_T[start:end, None]))
+
+
+@functools.cache
+def _above_diagonal(size: int) -> Tensor:
+    return torch.ones(size, size, dtype=torch.bool).triu(1)
 
 
 @torch.library.custom_op("keepstep::attention", mutates_args=(), device_types="cpu")
@@ -166,7 +174,7 @@ def _queries(x_TKGE: Tensor, chunk: Chunk) -> Tensor:
 def _probabilities(q32_TKGE: Tensor, k32_KTE: Tensor, chunk: Chunk) -> Tensor:
     scores_KXS = _queries(q32_TKGE, chunk) @ k32_KTE[:, chunk.first_key : chunk.end].mT
     by_query = scores_KXS.unflatten(1, (-1, chunk.end - chunk.start))
-    by_query.masked_fill_(chunk.hidden, -torch.inf)
+    by_query[..., -chunk.hidden.shape[1] :].masked_fill_(chunk.hidden, -torch.inf)
     return scores_KXS.softmax(-1)
 
 

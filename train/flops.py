@@ -43,3 +43,16 @@ def measure_matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float
         best = min(best, time.perf_counter() - start)
         if time.perf_counter() > deadline:
             return 2 * n**3 / best
+
+
+def step_products(config: ModelConfig) -> list[tuple[int, int, int]]:
+    """The matrices that tokens are multiplied by: (how many, rows, columns). Attention's own products are not here."""
+    d, kv_width, ff = config.d_model, config.kv_heads * config.head_dim, config.ff_width
+    layers, gated = config.n_layers, config.activation == "swiglu"
+    return [
+        (2 * layers, d, d),  # query, output
+        (2 * layers, kv_width, d),  # key, value
+        ((2 if gated else 1) * layers, ff, d),  # up, gate
+        (layers, d, ff),  # down
+        (1, config.vocab_size, d),  # head
+    ]

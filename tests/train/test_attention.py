@@ -88,7 +88,8 @@ def test_chunks_hold_every_visible_key_once(steps: list[int]) -> None:
     T = len(steps)
     shown_TT = torch.zeros(T, T, dtype=torch.bool)
     for chunk in cut_row(document_starts(documents_BT)[0]):
-        shown_TT[chunk.start : chunk.end, chunk.first_key : chunk.end] = ~chunk.hidden
+        shown_TT[chunk.start : chunk.end, chunk.first_key : chunk.end] = True
+        shown_TT[chunk.start : chunk.end, chunk.end - chunk.hidden.shape[1] : chunk.end] = ~chunk.hidden
     assert torch.equal(shown_TT, dense_mask(documents_BT)[0, 0])
 
 

@@ -1,0 +1,64 @@
+"""Keepstep: what its training loop calls in a step, on rows of one document."""
+
+import os
+from functools import partial
+
+import numpy as np
+import torch
+from protocol import Spec, read_spec, serve
+
+from data_pipeline.batch import Batch
+from parallel.bootstrap import start
+from parallel.config import ParallelConfig
+from parallel.engine import Trainable, build_engine
+from parallel.environ import read_world
+from train.config import ModelConfig, OptimConfig
+from train.device_batch import loss_by_source, to_device
+from train.model import GPT, initial_value
+from train.optim import build_optimizer
+
+
+def make_batch(spec: Spec, generator: np.random.Generator) -> Batch:
+    B, T = spec.micro_batch_size, spec.seq_len
+    tokens_BT = generator.integers(spec.vocab_size, size=(B, T + 1))
+    return Batch(
+        tokens_BT=tokens_BT[:, :-1],
+        labels_BT=tokens_BT[:, 1:],
+        positions_BT=np.tile(np.arange(T), (B, 1)),
+        documents_BT=np.zeros((B, T), np.int32),
+        sources_B=np.zeros(B, np.int32),
+        samples_B=np.arange(B),
+    )
+
+
+def main() -> None:
+    spec = read_spec()
+    torch.set_num_threads(spec.threads)
+    model = ModelConfig(
+        vocab_size=spec.vocab_size,
+        seq_len=spec.seq_len,
+        n_layers=spec.n_layers,
+        n_heads=spec.n_heads,
+        d_model=spec.d_model,
+        d_ff=spec.d_ff,
+    )
+    config = ParallelConfig.model_validate({"compile": spec.compile, "device": "cpu", **spec.options})
+    runtime = start(config, read_world(os.environ))
+    trainable = Trainable(
+        build=partial(GPT, model),
+        initial_value=partial(initial_value, config=model, seed=1),
+        optimizer=partial(build_optimizer, config=OptimConfig(lr=1e-3)),
+    )
+    engine, loss_fn, generator = build_engine(config, runtime, trainable), loss_by_source(1), np.random.default_rng(1)
+    scale = 1 / (spec.micro_batch_size * spec.seq_len)
+
+    def step() -> None:
+        batch = to_device(make_batch(spec, generator), runtime.device)
+        engine.forward_backward([batch], loss_fn, scale)
+        engine.step(1e-3, 1.0)
+
+    serve(spec, step)
+
+
+if __name__ == "__main__":
+    main()

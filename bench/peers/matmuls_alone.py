@@ -1,0 +1,38 @@
+"""The matrix products of one step and nothing else: what no training step on this machine can beat."""
+
+import torch
+from protocol import read_spec, serve
+
+from train.config import ModelConfig
+from train.flops import step_products
+
+
+def main() -> None:
+    spec = read_spec()
+    torch.set_num_threads(spec.threads)
+    config = ModelConfig(
+        vocab_size=spec.vocab_size,
+        seq_len=spec.seq_len,
+        n_layers=spec.n_layers,
+        n_heads=spec.n_heads,
+        d_model=spec.d_model,
+        d_ff=spec.d_ff,
+    )
+    work = []
+    for times, out_width, in_width in step_products(config):
+        x_ND = torch.randn(spec.micro_batch_size * spec.seq_len, in_width).bfloat16()
+        grad_ND = torch.randn(spec.micro_batch_size * spec.seq_len, out_width).bfloat16()
+        work.append((times, x_ND, torch.randn(out_width, in_width).bfloat16(), grad_ND))
+
+    def step() -> None:
+        for times, x_ND, weight, grad_ND in work:
+            for _ in range(times):
+                x_ND @ weight.T  # forward
+                grad_ND @ weight  # gradient of the input
+                grad_ND.T @ x_ND  # gradient of the weight
+
+    serve(spec, step)
+
+
+if __name__ == "__main__":
+    main()
