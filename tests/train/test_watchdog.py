@@ -2,6 +2,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ class Left:
 
     def __init__(self) -> None:
         self.codes: list[int] = []
+        self.dogs: list[Watchdog] = []
         self.happened = threading.Semaphore(0)
 
     def __call__(self, code: int) -> None:
@@ -28,17 +30,19 @@ class Left:
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> Left:
+def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Left]:
     left = Left()
     store = dist.HashStore()
     monkeypatch.setattr(module, "_store", lambda: store)
     monkeypatch.setattr(module, "leave_at_once", left)
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.3)
     monkeypatch.setattr(module, "STATUS_SECONDS", 0.0)
-    return left
+    yield left
+    for dog in left.dogs:
+        dog.close()  # or its threads would end the tests
 
 
-def watchdogs(folder: Path, events: list[Any], hang_seconds: float = 0.5) -> list[Watchdog]:
+def watchdogs(left: Left, folder: Path, events: list[Any], hang_seconds: float = 0.5) -> list[Watchdog]:
     def record(kind: str, **details: Any) -> None:
         events.append((kind, details))
 
@@ -54,7 +58,7 @@ def test_a_rank_that_stays_behind_is_named_with_its_stack_and_all_leave(
     tmp_path: Path, left: Left, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[Any] = []
-    dogs = watchdogs(tmp_path, events)
+    dogs = watchdogs(left, tmp_path, events)
     dogs[0].beat("data", 7)
     dogs[0].beat("forward", 7)
     dogs[1].beat("data", 7)
@@ -71,7 +75,7 @@ def test_a_rank_that_stays_behind_is_named_with_its_stack_and_all_leave(
 
 
 def test_ranks_that_get_on_are_left_alone_and_shown_in_the_status(tmp_path: Path, left: Left) -> None:
-    dogs = watchdogs(tmp_path, [], hang_seconds=1.0)
+    dogs = watchdogs(left, tmp_path, [], hang_seconds=1.0)
     for dog in dogs:
         dog.note(step_seconds=0.5, data_seconds=0.25, probe_seconds=0.125)
     deadline = time.monotonic() + 2.0
@@ -95,7 +99,7 @@ def test_ranks_that_get_on_are_left_alone_and_shown_in_the_status(tmp_path: Path
 def test_when_a_rank_says_that_it_failed_the_others_leave(
     tmp_path: Path, left: Left, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dogs = watchdogs(tmp_path, [], hang_seconds=3.0)
+    dogs = watchdogs(left, tmp_path, [], hang_seconds=3.0)
     dogs[1].failed()
     assert left.happened.acquire(timeout=30)
     assert left.codes == [FAILED]
@@ -112,7 +116,10 @@ def test_a_store_that_does_not_answer_means_rank_0(
             frozen.wait()
 
     monkeypatch.setattr(module, "_store", Store)
-    Watchdog(tmp_path / "status.json", tmp_path, rank=1, world_size=2, hang_seconds=0.5, record=lambda *_, **__: None)
+    dog = Watchdog(
+        tmp_path / "status.json", tmp_path, rank=1, world_size=2, hang_seconds=0.5, record=lambda *_, **__: None
+    )
+    left.dogs.append(dog)
     assert left.happened.acquire(timeout=30)
     assert "rank 0 has not answered" in caplog.text
 
