@@ -64,6 +64,7 @@ class Watchdog:
         self._pulse_seconds = min(2.0, hang_seconds / 10)
         self._mine = Beat(rank, socket.gethostname(), os.getpid())
         self._phase, self._step, self._count = "start", 0, 0
+        self._pace: dict[str, float] = {}
         self._watch = Watch(world_size)
         self._store = _store()
         self._head: Beat | None = None
@@ -82,9 +83,7 @@ class Watchdog:
 
     def note(self, step_seconds: float, data_seconds: float, probe_seconds: float) -> None:
         """How fast this rank is, told from time to time."""
-        self._mine = replace(
-            self._mine, step_seconds=step_seconds, data_seconds=data_seconds, probe_seconds=probe_seconds
-        )
+        self._pace = {"step_seconds": step_seconds, "data_seconds": data_seconds, "probe_seconds": probe_seconds}
 
     def failed(self) -> None:
         """This rank is about to leave because of an error; the others need not wait for it. Not collective."""
@@ -117,6 +116,7 @@ class Watchdog:
             count=self._count,
             pulse=self._mine.pulse + 1,
             where=_where(),
+            **self._pace,
         )
         self._store.set(f"beat/{self._mine.rank}", json.dumps(asdict(self._mine)))
         if self._store.check(["late"]):
