@@ -6,6 +6,9 @@ at once, and which stored block stands behind a slot's block is a permutation of
 once in each epoch; at an epoch's end the lanes, which are a window wide, mix it with the next one. A source of few
 blocks is one block in one lane: its epochs do not mix.
 
+What the lanes of a source are to the samples is the mixture's business (mixture.py): here a sample is the n-th of a
+lane.
+
 Permutations are Feistel networks keyed by a hash, with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
 domains", 2002). The hash is spelled out here because NumPy's generators may change between releases.
 """
@@ -109,16 +112,14 @@ def _feistel(values: Keys, half: int, keys: Keys) -> Keys:
 
 
 def place(order: SourceOrder, key: int, ordinals: Indices, lanes: Indices) -> Placed:
-    """The rows of samples number `ordinals` of global lanes `lanes` (0 to LANES - 1)."""
-    sub = lanes % order.lanes
-    within = ordinals * (LANES // order.lanes) + lanes // order.lanes
-    window, slot = np.divmod(within, order.window_slots)
-    window_keys = mix((window * order.lanes + sub).astype(np.uint64) + np.uint64(hash_of(key, 0)))
+    """The rows of samples number `ordinals` of the source's lanes `lanes` (0 to order.lanes - 1)."""
+    window, slot = np.divmod(ordinals, order.window_slots)
+    window_keys = mix((window * order.lanes + lanes).astype(np.uint64) + np.uint64(hash_of(key, 0)))
     slot = permute(slot, order.window_slots, window_keys)
     block, offset = np.divmod(slot, order.block_rows)
-    slot = ((window * order.window_blocks + block) * order.lanes + sub) * order.block_rows + offset
+    slot = ((window * order.window_blocks + block) * order.lanes + lanes) * order.block_rows + offset
     epoch, row = _row_of_slot(order, key, slot)
-    return Placed(epoch, row, sub, window)
+    return Placed(epoch, row, lanes, window)
 
 
 def _row_of_slot(order: SourceOrder, key: int, slots: Indices) -> tuple[Indices, Indices]:

@@ -14,7 +14,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.dataset import DataSet
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import TRAIN
-from data_pipeline.mixture import Phase, Samples, counts_before, first_phase, locate, next_phase
+from data_pipeline.mixture import Phase, Samples, count_before, first_phase, locate, next_phase
 from data_pipeline.order import LANES, Indices, SourceOrder, source_order
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,10 @@ class Plan:
         order = self.orders[source]
         phase = next(phase for phase in reversed(self.phases) if phase.first_sample <= next_sample)
         lanes = np.arange(LANES, dtype=np.int64)
-        within = counts_before(phase, next_sample)[source] * (LANES // order.lanes) + lanes // order.lanes
+        counts = count_before(phase, source, next_sample)
+        if order.lanes == 1:
+            return counts.sum(keepdims=True) // order.window_slots
+        within = counts * (LANES // order.lanes) + lanes // order.lanes
         if LANES % world_size == 0:  # other lanes are never this rank's
             within[lanes % world_size != rank] = np.iinfo(np.int64).max
         return within.reshape(-1, order.lanes).min(axis=0) // order.window_slots

@@ -325,6 +325,8 @@ def _in_order(pool: Pool, calls: Sequence[tuple[Callable[..., Any], tuple[Any, .
 def finish(out: Path, work: Path, manifest: Manifest, addresses: Sequence[str]) -> None:
     """Complete the folder, give it its name, and drop the work."""
     building = building_folder(out)
+    for left_over in building.rglob("*.partial"):  # by a process that was killed
+        left_over.unlink()
     (building / "tokenizer").mkdir(exist_ok=True)
     for file in sorted((work / "tokenizer").iterdir()):
         if file.name in manifest.tokenizer:

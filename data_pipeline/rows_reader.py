@@ -50,10 +50,10 @@ class RowReader:
         self._quarantine = quarantine
         self.quarantined: dict[int, str] = {}
         self._indexes: dict[int, ShardIndex] = {}
-        self._mapped = isinstance(dataset.storages[0], LocalStorage) and manifest.compression == "none"
+        mapped = isinstance(dataset.storages[0], LocalStorage) and manifest.compression == "none"
+        self._direct = np.full(self.blocks, mapped)  # blocks that are taken from the map, and not through the cache
+        self._verified = np.zeros(self.blocks, bool)  # of those
         self._matrices: dict[int, Rows] = {}
-        self._verified = np.zeros(self.blocks, bool)
-        self._replaced: dict[int, Rows] = {}  # blocks whose good copy came from elsewhere than the map
 
     def cut_rows(self, rows: Indices, cuts: int, lanes: Indices, windows: Indices) -> tuple[Rows, NDArray[np.int64]]:
         """Tokens, and numbers of tokens in use, of rows when each stored row is cut into `cuts` rows."""
@@ -76,7 +76,7 @@ class RowReader:
     @property
     def cached(self) -> bool:
         """Whether blocks go through the cache."""
-        return not self._mapped
+        return not self._direct.all()
 
     def gather(self, rows: Indices, lanes: Indices, windows: Indices) -> Rows:
         """[len(rows), row_items], a copy. `lanes` and `windows` tell the cache how long the blocks are wanted."""
@@ -86,39 +86,44 @@ class RowReader:
             missing = self._missing(blocks)
             if not missing or self._load(missing):
                 break
-        if self._mapped:
+        direct = self._direct[blocks]
+        if direct.all():
             return self._take(wanted, blocks)
         out = np.empty((len(wanted), self.shape.row_items), self.shape.dtype)
-        offsets = (wanted % self._block_rows).tolist()
-        uses = zip(blocks.tolist(), offsets, lanes.tolist(), windows.tolist(), strict=True)
-        for place, (block, offset, lane, window) in enumerate(uses):
-            if (self._source, block) not in self._cache:  # dropped for lack of room since it was loaded
-                self._load([block])
-            out[place] = self._cache.get((self._source, block), (lane, window))[offset]
+        if direct.any():
+            out[direct] = self._take(wanted[direct], blocks[direct])
+        for place in np.flatnonzero(~direct).tolist():
+            key = (self._source, int(blocks[place]))
+            if key not in self._cache:  # dropped for lack of room since it was loaded
+                self._load([key[1]])
+            held = self._cache.get(key, (int(lanes[place]), int(windows[place])))
+            out[place] = held[wanted[place] % self._block_rows]
         return out
 
     def _missing(self, blocks: Indices) -> list[int]:
-        if self._mapped:
-            unknown = blocks[~self._verified[blocks]]
-            return np.unique(unknown).tolist() if len(unknown) else []
-        return [block for block in np.unique(blocks).tolist() if (self._source, block) not in self._cache]
+        direct = self._direct[blocks]
+        unknown = direct & ~self._verified[blocks]
+        if direct.all() and not unknown.any():
+            return []
+        return [
+            block
+            for block in np.unique(blocks[unknown | ~direct]).tolist()
+            if self._direct[block] or (self._source, block) not in self._cache
+        ]
 
     def _take(self, rows: Indices, blocks: Indices) -> Rows:
         shards = blocks // self._blocks_per_shard
         first = int(shards[0])
         if (shards == first).all():
-            out = self._matrix(first).take(rows - first * self._blocks_per_shard * self._block_rows, axis=0)
-        else:
-            out = np.empty((len(rows), self.shape.row_items), self.shape.dtype)
-            for shard in np.unique(shards).tolist():
-                chosen = shards == shard
-                out[chosen] = self._matrix(shard)[rows[chosen] - shard * self._blocks_per_shard * self._block_rows]
-        for block, good in self._replaced.items():
-            chosen = np.flatnonzero(blocks == block)
-            out[chosen] = good[rows[chosen] % self._block_rows]
+            return self._matrix(first).take(rows - first * self._blocks_per_shard * self._block_rows, axis=0)
+        out = np.empty((len(rows), self.shape.row_items), self.shape.dtype)
+        for shard in np.unique(shards).tolist():
+            chosen = shards == shard
+            out[chosen] = self._matrix(shard)[rows[chosen] - shard * self._blocks_per_shard * self._block_rows]
         return out
 
     def _matrix(self, shard: int) -> Rows:
+        """All rows of a mapped shard."""
         if shard not in self._matrices:
             storage, shape = self._dataset.storages[0], self._shapes[shard]
             assert isinstance(storage, LocalStorage)
@@ -142,18 +147,19 @@ class RowReader:
                 self._give_up(block, shard, answer)
                 continue
             rows = decode_rows(answer, self._shapes[shard], local)
-            if not self._mapped:
+            if self._direct[block] and self._is_mapped(rows, shard):
+                self._verified[block] = True
+            else:
+                self._direct[block] = False
                 self._cache.put((self._source, block), rows)
-                continue
-            self._verified[block] = True
-            if not np.shares_memory(rows, self._matrix_bytes(shard)):
-                self._replaced[block] = rows
         return all(block not in self.quarantined for block in blocks)
 
-    def _matrix_bytes(self, shard: int) -> NDArray[np.uint8]:
-        storage = self._dataset.storages[0]
-        assert isinstance(storage, LocalStorage)
-        return np.frombuffer(storage.map(self._split.shards[shard].file), np.uint8)
+    def _is_mapped(self, rows: Rows, shard: int) -> bool:
+        """Whether these rows are the mapped file's own, and not the mirror's."""
+        try:
+            return np.may_share_memory(rows, self._matrix(shard))
+        except (OSError, ValueError):  # there is no such file here, or it is too short
+            return False
 
     def _give_up(self, block: int, shard: int, error: DataError) -> None:
         rows = range(block * self._block_rows, min((block + 1) * self._block_rows, self.rows))

@@ -140,9 +140,9 @@ class Stream:
             for start in range(0, rows * groups, rows):
                 samples = located.part(slice(start, start + rows))
                 yield samples, self._read(samples, micro_batch_size)
+                self._release(sample + (start + rows) * world_size)
             sample += rows * groups * world_size
             groups = min(groups * 2, max(1, PLAN_SAMPLES // rows))
-            self._release(sample)
 
     def _read(self, samples: Samples, micro_batch_size: int) -> list[Batch]:
         sources = np.unique(samples.source).tolist()

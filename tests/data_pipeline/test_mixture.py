@@ -7,7 +7,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.mixture import PERIOD, counts_before, first_phase, locate, next_phase, quantise
 from data_pipeline.order import LANES, source_order
 
-ORDERS = [source_order(900, 4), source_order(64, 4), source_order(7, 4)]
+ORDERS = [source_order(240, 4), source_order(64, 4), source_order(7, 4)]
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=20))
@@ -36,21 +36,18 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(changes=changes, seed=st.integers(0, 2**32))
 def test_changes_of_weights_lose_and_repeat_nothing(changes: list, seed: int) -> None:
     phases = [first_phase([3, 2, 1])]
     for sample, weights in sorted(changes):
         phases.append(next_phase(phases[-1], sample, weights))
-    located = locate(phases, ORDERS, seed, np.arange(12_000))
+    located = locate(phases, ORDERS, seed, np.arange(6_000))
     for source, order in enumerate(ORDERS):
         keys = (located.epoch * order.rows + located.row)[located.source == source]
         assert len(np.unique(keys)) == len(keys)
-        last = located.epoch[located.source == source].max()
-        # The lanes differ by a sample or two for every phase, so the last epochs may be unfinished.
-        finished = last - 1 - -(-LANES * (len(phases) + 1) // order.rows)
-        for epoch in range(finished):
-            assert (located.epoch[located.source == source] == epoch).sum() == order.rows
+        assert (np.diff(located.epoch[located.source == source]) >= 0).all()
+        assert (np.bincount(located.epoch[located.source == source])[:-1] == order.rows).all()
 
 
 @given(first=st.integers(1, 5000), sample=st.integers(0, 5000))
@@ -64,11 +61,22 @@ def test_counts_are_what_a_walk_would_count(first: int, sample: int) -> None:
     assert np.array_equal(counts_before(phases[-1], sample), walked)
 
 
+def test_a_source_of_many_lanes_is_complete_when_its_epoch_is_over() -> None:
+    orders = [source_order(8 * 64 * 30, 8), *ORDERS]
+    assert orders[0].lanes == 30
+    phases = [first_phase([9, 1, 1, 1])]
+    phases.append(next_phase(phases[0], 7_777, [9, 2, 1, 1]))
+    located = locate(phases, orders, 1, np.arange(60_000))
+    rows, epochs = located.row[located.source == 0], located.epoch[located.source == 0]
+    assert np.bincount(rows[epochs == 0], minlength=orders[0].rows).tolist() == [1] * orders[0].rows
+    assert np.bincount(rows[epochs == 1]).max() == 1
+
+
 def test_seeking_is_the_same_as_walking() -> None:
     phases = [first_phase([3, 2, 1])]
     phases.append(next_phase(phases[0], 5_000, [1, 1, 1]))
     whole = locate(phases, ORDERS, 9, np.arange(20_000))
     some = np.random.default_rng(0).permutation(20_000)[:500]
     part = locate(phases, ORDERS, 9, some)
-    for name in ("source", "epoch", "row", "lane", "window"):
+    for name in ("sample", "source", "epoch", "row", "lane", "window"):
         assert np.array_equal(getattr(part, name), getattr(whole, name)[some])

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.order import FEW_BLOCKS, LANES, hash_of, permute, place, source_order
+from data_pipeline.order import FEW_BLOCKS, hash_of, permute, place, source_order
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
@@ -37,8 +37,8 @@ def test_a_seed_and_an_epoch_do_not_stand_in_for_each_other() -> None:
 @given(rows=st.integers(1, 4000), block_rows=st.integers(1, 40), key=st.integers(0, 2**64 - 1))
 def test_every_row_comes_once_in_every_epoch(rows: int, block_rows: int, key: int) -> None:
     order = source_order(rows, block_rows)
-    samples = np.arange(3 * rows + LANES * order.window_slots * (order.lanes > 1))
-    placed = place(order, key, samples // LANES, samples % LANES)
+    samples = np.arange(3 * rows + order.lanes * order.window_slots)
+    placed = place(order, key, samples // order.lanes, samples % order.lanes)
     for epoch in (0, 1):
         seen = np.bincount(placed.row[placed.epoch == epoch], minlength=rows)
         assert seen.tolist() == [1] * rows
@@ -47,7 +47,7 @@ def test_every_row_comes_once_in_every_epoch(rows: int, block_rows: int, key: in
 def test_a_source_of_few_blocks_ends_an_epoch_before_the_next_begins() -> None:
     order = source_order(100, 10)
     samples = np.arange(300)
-    placed = place(order, 1, samples // LANES, samples % LANES)
+    placed = place(order, 1, samples // order.lanes, samples % order.lanes)
     assert placed.epoch.tolist() == [0] * 100 + [1] * 100 + [2] * 100
     assert placed.row[:100].tolist() != placed.row[100:200].tolist()
 
@@ -56,8 +56,8 @@ def test_a_source_of_few_blocks_ends_an_epoch_before_the_next_begins() -> None:
 def test_lanes_open_few_blocks_at_a_time(short: int) -> None:
     """The blocks that a lane needs in one window are no more than the window has, but for an epoch's edge."""
     order = source_order(8 * FEW_BLOCKS * 5 - short, 8)
-    samples = np.arange(LANES * 200)
-    placed = place(order, 1, samples // LANES, samples % LANES)
+    samples = np.arange(960 * 200)
+    placed = place(order, 1, samples // order.lanes, samples % order.lanes)
     assert order.lanes == 5
     pairs = np.unique(np.stack([placed.lane, placed.window, placed.row // 8]), axis=1)
     windows, blocks = np.unique(pairs[:2], axis=1, return_counts=True)
@@ -68,7 +68,7 @@ def test_lanes_open_few_blocks_at_a_time(short: int) -> None:
 def test_ranks_that_divide_the_lanes_share_no_block_within_an_epoch() -> None:
     order = source_order(8 * FEW_BLOCKS * 8, 8)
     samples = np.arange(order.rows)
-    placed = place(order, 1, samples // LANES, samples % LANES)
+    placed = place(order, 1, samples // order.lanes, samples % order.lanes)
     ranks_of_block = np.unique(np.stack([placed.row[placed.epoch == 0] // 8, samples[placed.epoch == 0] % 4]), axis=1)
     assert order.lanes == 8
     assert len(np.unique(ranks_of_block[0])) == ranks_of_block.shape[1]
@@ -77,6 +77,6 @@ def test_ranks_that_divide_the_lanes_share_no_block_within_an_epoch() -> None:
 def test_any_index_is_found_without_a_replay() -> None:
     order = source_order(10**9, 128)
     far = np.arange(10**12, 10**12 + 50)
-    whole = place(order, 3, far // LANES, far % LANES)
-    alone = [place(order, 3, far[i : i + 1] // LANES, far[i : i + 1] % LANES).row[0] for i in range(50)]
+    whole = place(order, 3, far // order.lanes, far % order.lanes)
+    alone = [place(order, 3, far[i : i + 1] // order.lanes, far[i : i + 1] % order.lanes).row[0] for i in range(50)]
     assert whole.row.tolist() == alone

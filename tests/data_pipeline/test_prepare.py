@@ -87,7 +87,7 @@ def test_killed_at_any_moment_and_started_again_the_output_is_the_same(
     environment = {**os.environ, "PYTHONPATH": str(root)}
     moments = random.Random(7)
     kills = 0
-    while not out.exists() and kills < 12:
+    while not out.exists() and kills < 7:
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         until = time.monotonic() + 60
         seen = sum(1 for _ in tmp_path.rglob("*"))
