@@ -20,17 +20,16 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from parallel.config import ParallelConfig
 
-_aten = torch.ops.aten
 KEPT = frozenset(
     {
-        _aten.mm.default,
-        _aten.addmm.default,
-        _aten.bmm.default,
-        _aten._scaled_dot_product_flash_attention.default,
-        _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu.default,
-        _aten._scaled_dot_product_fused_attention_overrideable.default,
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "keepstep::attention",
     }
 )
 """What `selective` keeps: dear to compute, small to store."""
@@ -50,4 +49,5 @@ def apply_to_blocks(model: nn.Module, config: ParallelConfig) -> None:
 
 
 def _keep_or_recompute(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    name = operation.name() if isinstance(operation, torch._ops.OpOverload) else ""
+    return CheckpointPolicy.MUST_SAVE if name.split(".")[0] in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -55,8 +55,8 @@ class ParallelConfig(BaseModel):
             self._only_with("zero1, zero2 or zero3", "cpu_offload", False, "the others keep all state on the device")
         if self.compile and self.tensor != 1:
             raise ValueError(
-                f"compile (true) with tensor ({self.tensor}): torch 2.13 computes other gradients when it compiles split "
-                "blocks; set compile to false, or tensor to 1"
+                f"compile (true) with tensor ({self.tensor}): torch 2.13 compiles split blocks into "
+                "other gradients; set compile to false, or tensor to 1"
             )
         if self.activation_checkpointing == "none" and self.checkpoint_every_k_blocks != 1:
             raise ValueError(

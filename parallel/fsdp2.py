@@ -44,6 +44,13 @@ def build_fsdp2(config: ParallelConfig, runtime: Runtime, trainable: Trainable) 
     root = shard_model(model, config, runtime.mesh)
     materialise(model, runtime.device)
     fill(model, trainable.initial_value)
+    return drive(root, model, config, runtime, trainable)
+
+
+def drive(
+    root: FSDPModule, model: nn.Module, config: ParallelConfig, runtime: Runtime, trainable: Trainable
+) -> TorchEngine:
+    """The engine around a sharded model that has memory; `root` is the same model with FSDP2's methods."""
 
     @contextmanager
     def exchange(last: bool) -> Iterator[None]:

@@ -6,6 +6,7 @@ Memory per parameter: 4 bytes of weight, 4 of gradient, 8 of moments; under bf16
 from contextlib import nullcontext
 
 import torch
+from torch import nn
 
 from parallel.activation_checkpointing import apply_to_blocks
 from parallel.bootstrap import Runtime
@@ -20,6 +21,11 @@ def build_single(config: ParallelConfig, runtime: Runtime, trainable: Trainable)
         model = trainable.build()
     fill(model, trainable.initial_value)
     apply_to_blocks(model, config)
+    return drive_alone(model, config, runtime, trainable)
+
+
+def drive_alone(model: nn.Module, config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
+    """The engine around a whole model that has memory."""
     return TorchEngine(
         model,
         trainable.optimizer(model),
