@@ -116,8 +116,9 @@ class CheckpointManager:
         if not state:
             raise CheckpointError("the engine has no state to save")
         self._planner.set_up_planner(dict(state), None, self._group.rank == 0)
-        if self._plan is None:  # the layout of an engine never changes
-            self._plan = self._make_plan()
+        if self._plan is None:
+            self._plan, self._names = self._make_plan(), state.keys()
+        assert state.keys() == self._names, "an engine shows the same tensors at every save"
         plan = self._plan
         staged = attempt(lambda: self._stage(plan))
         random = torch.frombuffer(bytearray(rng.capture()), dtype=torch.uint8)
@@ -190,7 +191,7 @@ class CheckpointManager:
             for step in removed:
                 self._root.remove(step)
             self._root.sweep()
-        except (OSError, CheckpointError) as error:
+        except Exception as error:  # an object store may raise anything
             log.warning("old checkpoints could not be removed: %s", error)
             return []
         return removed

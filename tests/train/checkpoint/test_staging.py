@@ -1,0 +1,63 @@
+"""Copies on the host: independent of what they were made from, in one piece of memory that is used again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.checkpoint.manager import CheckpointManager, Progress
+from train.checkpoint.staging import Staging
+from train.config import CheckpointConfig
+
+
+def tensors() -> list[torch.Tensor]:
+    return [
+        torch.randn(5, 3),
+        torch.tensor(3.0),
+        torch.arange(7, dtype=torch.uint8),
+        torch.randn(9).bfloat16(),
+        torch.randn(4, 6).t(),  # not contiguous
+        torch.randn(3, dtype=torch.float64),
+    ]
+
+
+def test_copies_are_equal_and_independent() -> None:
+    originals = tensors()
+    expected = [tensor.clone() for tensor in originals]
+    copies = Staging().copy(originals)
+    for tensor in originals:
+        tensor.zero_()
+    assert all(torch.equal(copy, value) for copy, value in zip(copies, expected, strict=True))
+    assert all(copy.is_contiguous() for copy in copies)
+
+
+def test_memory_is_used_again_and_counted() -> None:
+    staging = Staging()
+    assert staging.bytes == 0
+    first = staging.copy(tensors())
+    size = staging.bytes
+    assert sum(tensor.nbytes for tensor in first) <= size <= sum(tensor.nbytes + 64 for tensor in first)
+    second = staging.copy(tensors())
+    assert staging.bytes == size
+    assert [copy.data_ptr() for copy in second] == [copy.data_ptr() for copy in first]
+
+
+@pytest.mark.gpu
+def test_a_save_from_cuda_goes_through_pinned_memory_and_comes_back(tmp_path: Path) -> None:
+    weights = [tensor.cuda() for tensor in tensors()]
+    state = {f"model.{number}": tensor for number, tensor in enumerate(weights)}
+    manager = CheckpointManager(tmp_path, CheckpointConfig(), {}, lambda *_, **__: None)
+    manager.save(Progress(1, 1), state, {})
+    expected = [tensor.clone() for tensor in weights]
+    for tensor in weights:
+        tensor.zero_()
+    random = torch.cuda.get_rng_state()
+    manager.wait()
+    assert manager._staging._buffer.is_pinned()
+    torch.rand(3, device="cuda")
+    loaded = manager.load_newest(state)
+    assert loaded is not None
+    assert loaded.restore_rng()
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+    assert all(torch.equal(tensor, value) for tensor, value in zip(weights, expected, strict=True))
+    manager.close()
