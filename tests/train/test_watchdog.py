@@ -75,19 +75,17 @@ def test_a_rank_that_stays_behind_is_named_with_its_stack_and_all_leave(
 
 
 def test_ranks_that_get_on_are_left_alone_and_shown_in_the_status(tmp_path: Path, left: Left) -> None:
-    dogs = watchdogs(left, tmp_path, [], hang_seconds=1.0)
+    dogs = watchdogs(left, tmp_path, [], hang_seconds=60.0)
     for dog in dogs:
         dog.note(step_seconds=0.5, data_seconds=0.25, probe_seconds=0.125)
-    deadline = time.monotonic() + 2.0
-    for step in range(10_000):
+    deadline = time.monotonic() + 30.0
+    status: dict[str, Any] = {"ranks": []}
+    while len(status["ranks"]) < 2 and time.monotonic() < deadline:
         for dog in dogs:
-            dog.beat("forward", step)
-        time.sleep(0.01)
-        if time.monotonic() > deadline:
-            break
-    status = json.loads((tmp_path / "status.json").read_text())
-    for dog in dogs:
-        dog.close()
+            dog.beat("forward", 7)
+        time.sleep(0.05)
+        if (tmp_path / "status.json").exists():
+            status = json.loads((tmp_path / "status.json").read_text())
     assert not left.codes
     assert status["slow"] == []
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
