@@ -22,6 +22,7 @@ COMMANDS = {
     "stop": ("launch.stop", "ask a run to save and end"),
     "prove": ("launch.prove", "train, kill, resume and compare; a report of what held"),
     "report": ("launch.report", "show what every second of a run was spent on"),
+    "kubernetes": ("launch.kubernetes", "print the manifest that trains a recipe on Kubernetes"),
     "doctor": ("launch.doctor", "check this machine or an allocation"),
 }
 

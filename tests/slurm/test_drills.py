@@ -1,0 +1,134 @@
+"""Jobs on a real Slurm cluster. The quick half of the drills, and what must not come back; the rest is marked slow."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.drills import DRILLS, KEEPSTEP, ROOT, STEPS, Job, Lab
+from tests.slurm.machines import until
+from train.events import read_jsonl
+
+QUICK = ("stop_signal", "rank_killed")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_disturbed_run_ends_like_the_undisturbed_one(lab: Lab, name: str) -> None:
+    DRILLS[name](lab)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", [name for name in DRILLS if name not in QUICK])
+def test_a_broken_cluster_changes_nothing_in_the_result(tmp_path: Path, name: str) -> None:
+    cluster = Cluster(tmp_path / "slurm", nodes=3).up()
+    try:
+        DRILLS[name](Lab(cluster, tmp_path))
+    finally:
+        cluster.down()
+
+
+@pytest.mark.parametrize("asked_by", ["scancel", "keepstep stop"])
+def test_a_cancelled_or_stopped_run_is_saved_and_stays_away(lab: Lab, asked_by: str) -> None:
+    job = Job(lab, asked_by.replace(" ", "-")).submit("train.steps=5000")
+    job.wait_step(12)
+    if asked_by == "scancel":
+        lab.cluster.slurm("scancel", job.id)
+    else:
+        subprocess.run([*KEEPSTEP, "stop", str(job.folder)], cwd=ROOT, check=True, capture_output=True)
+    until(lambda: "leave: " in job.log(), 60, "the script's verdict")
+    shown = lab.cluster.wait_job(job.id, ("CANCELLED", "FAILED"), 30)
+    assert shown["Restarts"] == "0", job.log()
+    stopped = [event for event in read_jsonl(job.folder / "events.jsonl") if event["kind"] == "stopped"]
+    assert (job.folder / f"checkpoints/step-{stopped[-1]['step']:08d}").exists()
+    job.no_process_left()
+
+
+def test_a_run_that_fails_for_good_is_not_requeued(lab: Lab) -> None:
+    job = Job(lab, "for-good").submit("data.sources.0.path=/nowhere")
+    shown = lab.cluster.wait_job(job.id, ("FAILED",), 60)
+    assert (shown["Restarts"], shown["ExitCode"]) == ("0", "2:0"), job.log()
+    assert "leave: failed for good" in job.log()
+
+
+def test_an_unhealthy_node_is_named_and_left_out_of_the_next_attempt(lab: Lab) -> None:
+    lab.cluster.run("n1", ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"])
+    try:
+        job = Job(lab, "unhealthy").submit()
+        job.must_equal_the_undisturbed()
+        assert "unhealthy n1: 0.0 GiB free in /dev/shm, 0.1 needed" in job.log()
+        assert lab.cluster.job(job.id)["ExcNodeList"] == "n1"
+    finally:
+        lab.cluster.run("n1", ["umount", "/dev/shm"])
+
+
+def test_a_sweep_trains_each_value_in_a_folder_of_its_own_and_a_chain_ends_with_the_run(lab: Lab) -> None:
+    sweep = Job(lab, "sweep").submit("--nodes", "1", "--sweep", "optim.lr=1e-3,2e-3", "train.steps=5")
+    chain = Job(lab, "chain").submit("--nodes", "1", "--chain", "2", "train.steps=5")
+    lab.cluster.wait_job(str(int(chain.id) + 1), ("COMPLETED",), 90)
+    until(lambda: not lab.cluster.slurm("squeue", "-h"), 60, "all jobs to end")
+    losses = []
+    for task in range(2):
+        task_job = Job(lab, f"sweep-{task}")
+        assert task_job.reached() == 5, sweep.log()
+        losses.append(task_job.losses()[5])
+    assert losses[0] != losses[1]
+    started = [event for event in read_jsonl(chain.folder / "events.jsonl") if event["kind"] == "started"]
+    assert len(started) == 2, chain.log()
+    assert len(chain.steps()) == 5
+
+
+def test_srun_python_needs_no_launcher(lab: Lab, cluster: Cluster) -> None:
+    train = [sys.executable, "-P", "-m", "train", str(lab.recipe), "name=srun"]
+    env = cluster.env | {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": cluster.address("n1")}
+    result = cluster.run("ctl", ["srun", "-N2", "--nodelist=n1,n2", "--kill-on-bad-exit=1", *train], cwd=ROOT, env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert Job(lab, "srun").losses() == lab.reference.losses()
+
+
+def test_srun_with_an_mpi_that_does_not_fit_is_refused(cluster: Cluster) -> None:
+    rank = [sys.executable, str(ROOT / "tests/parallel/mpi_rank.py")]
+    result = cluster.run("ctl", ["srun", "-N2", "--mpi=pmi2", *rank], cwd=ROOT)
+    assert result.returncode == 2
+    assert "of 2, but Open MPI" in result.stdout
+    assert "says rank 0 of 1" in result.stdout
+
+
+def test_two_nodes_by_hand_meet_although_their_names_mean_127_0_1_1(lab: Lab, cluster: Cluster) -> None:
+    argv = [*KEEPSTEP, "run", str(lab.recipe), "name=by-hand", "--ranks", "1", "--nodes", "2", "--head", "n1:29400"]
+    nodes = [
+        cluster.spawn(cluster.on(name, [*argv, "--node-rank", str(rank)]), f"by-hand-{name}.log")
+        for rank, name in enumerate(["n1", "n2"])
+    ]
+    codes = [node.wait(timeout=120) for node in nodes]
+    logs = "\n".join((cluster.root / f"log/by-hand-{name}.log").read_text() for name in ("n1", "n2"))
+    assert codes == [0, 0], logs
+    assert Job(lab, "by-hand").losses() == lab.reference.losses()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_fewer_nodes_and_the_same_samples(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "slurm", nodes=3).up()
+    try:
+        lab = Lab(cluster, tmp_path)
+        job = Job(lab, "shrink").submit("--nodes", "3", "--min-nodes", "2")
+        job.wait_step(15)
+        cluster.power_off(job.worker_node())
+        cluster.wait_job(job.id, ("COMPLETED",), 150)
+        worlds = [e["world_size"] for e in read_jsonl(job.folder / "events.jsonl") if e["kind"] == "started"]
+        assert (worlds[0], worlds[-1]) == (3, 2), job.log()
+        tokens = {record["step"]: record["tokens"] for record in job.steps()}
+        assert sorted(tokens) == list(range(1, STEPS + 1))
+        reference = lab.reference.losses()
+        assert job.losses() == pytest.approx(reference, rel=2e-3)
+    finally:
+        cluster.down()
+
+
+def test_machines_tell_why_they_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.slurm import machines
+
+    monkeypatch.setattr(machines.os, "getuid", lambda: 1000)
+    assert machines.why_not() == "needs root for network namespaces"
