@@ -61,7 +61,8 @@ class Watchdog:
     ) -> None:
         self._status_file, self._logs, self._record = status, logs, record
         self._hang_seconds = hang_seconds
-        self._pulse_seconds = min(2.0, hang_seconds / 10)
+        # Rank 0 reads all messages; at thousands of ranks they come more rarely, so that it has time for its own work.
+        self._pulse_seconds = min(max(2.0, world_size / 500), hang_seconds / 10)
         self._mine = Beat(rank, socket.gethostname(), os.getpid())
         self._phase, self._step, self._count = "start", 0, 0
         self._pace: dict[str, float] = {}
