@@ -20,6 +20,8 @@ from typing import Any
 from train.events import read_jsonl
 from train.exit_codes import FAILED, FAILED_FOR_GOOD, FINISHED, STOPPED
 
+BY_FILE = "STOP file"
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -44,7 +46,7 @@ def decide(attempt: Attempt) -> tuple[bool, str]:
         return False, "the run is finished"
     if attempt.code == FAILED_FOR_GOOD:
         return False, f"failed for good: {attempt.why}"
-    if attempt.code == STOPPED and attempt.why == "STOP file":
+    if attempt.code == STOPPED and attempt.why == BY_FILE:
         return False, "stopped by `keepstep stop`; submit again to go on"
     if attempt.state != "RUNNING" and attempt.reason != "TimeLimit":
         return (
@@ -99,6 +101,8 @@ def main(argv: Sequence[str]) -> int:
     code, why = ending(options.run, float(since), options.launcher_code)
     if options.unhealthy:
         code, why = FAILED, "unhealthy nodes"
+    elif code == STOPPED and (options.run / "STOP").exists():
+        why = BY_FILE
     progress = saved_step(options.run) > int(step)
     again, sentence = decide(
         Attempt(

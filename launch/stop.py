@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from launch.status import newest_ending, require_run
+from train.errors import ConfigError
 from train.run_folder import RunFolder
 
 
@@ -14,11 +15,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     require_run(options.run)
     folder = RunFolder(options.run)
+    if ended := newest_ending(folder):
+        raise ConfigError(f"{options.run} does not run: it has {ended}; a job that waits is ended with scancel")
     folder.stop_request.touch()
-    ended = newest_ending(folder)
     print(f"asked {options.run} to save and stop; it does so after the step in hand")
-    if ended:
-        print(
-            f"(its last event is {ended!r}: if it is not running, remove {folder.stop_request} before the next start)"
-        )
     return 0

@@ -57,3 +57,9 @@ def test_the_script_learns_the_verdict_and_the_runs_exit_code(tmp_path, capsys):
     assert capsys.readouterr().out == "requeue: failed after progress: the launcher's exit code was 137\n"
     assert main(["decide", str(tmp_path), "--mark", f"{mark[:-2]}20", "--launcher-code", "137", "--limit", "1"]) == 1
     assert capsys.readouterr().out.startswith("leave: failed without progress")
+
+
+def test_a_stop_by_file_keeps_the_job_away_whichever_rank_saw_it(tmp_path, capsys):
+    (tmp_path / "STOP").touch()
+    assert main(["decide", str(tmp_path), "--launcher-code", "75", "--limit", "3"]) == 75
+    assert capsys.readouterr().out == "leave: stopped by `keepstep stop`; submit again to go on\n"

@@ -1,39 +1,69 @@
+"""Where a run stands, and asking it to stop, by its folder alone."""
+
 import json
+import os
 import time
-from pathlib import Path
 
 import pytest
 
-from launch.cli import main
-from launch.status import rank_lines, read_status
-
-STATUS = {
-    "step": 7,
-    "idle_seconds": 1.5,
-    "slow": [2],
-    "ranks": [
-        {"rank": rank, "host": f"node-{rank}", "phase": "data" if rank == 2 else "forward", "probe_seconds": 0.002}
-        for rank in range(4)
-    ],
-}
+from launch import cli
 
 
-def test_the_places_of_the_ranks_are_shown_and_slow_ones_named() -> None:
-    assert rank_lines(STATUS) == [
-        "4 ranks: 1 in data, 3 in forward; the last of them got on 2 s before",
-        "rank 2 on node-2 is slow: its probe took 2.00 ms",
-    ]
-    assert rank_lines({}) == []
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("train:\n  steps: 100\n")
+    return tmp_path
 
 
-def test_a_running_run_shows_its_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "recipe.yaml").write_text("train: {steps: 20}\n")
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 7, "loss": 3.0, "time": time.time()}) + "\n")
-    (tmp_path / "status.json").write_text(json.dumps(STATUS))
-    assert main(["status", str(tmp_path)]) == 0
-    assert "rank 2 on node-2 is slow" in capsys.readouterr().out
+def write(folder, name, *records):
+    with (folder / name).open("a") as lines:
+        lines.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def test_a_torn_status_is_none(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text('{"step": 7, "ran')
-    assert read_status(tmp_path / "status.json") == {}
+def status(folder, capsys) -> dict:
+    assert cli.main(["status", str(folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_is_new_then_running_then_silent_then_finished(folder, capsys):
+    assert status(folder, capsys)["state"] == "new"
+    write(folder, "events.jsonl", {"time": time.time(), "kind": "started", "attempt": 1})
+    write(folder, "metrics.jsonl", {"time": time.time(), "step": 7, "loss": 2.5, "tokens_per_second": 1e4})
+    found = status(folder, capsys)
+    assert (found["state"], found["step"], found["steps"], found["loss"]) == ("running", 7, 100, 2.5)
+    for name in ("events.jsonl", "metrics.jsonl"):
+        os.utime(folder / name, (0.0, time.time() - 3600))
+    assert status(folder, capsys)["state"] == "silent"
+    write(folder, "events.jsonl", {"time": time.time(), "kind": "finished", "step": 100})
+    write(folder, "events.jsonl", {"time": time.time(), "kind": "ended"})
+    assert status(folder, capsys)["state"] == "finished"
+
+
+def test_status_reads_like_a_sentence(folder, capsys):
+    write(folder, "metrics.jsonl", {"time": time.time(), "step": 7, "loss": 2.5, "tokens_per_second": 12345.6})
+    (folder / "checkpoints/step-00000005").mkdir(parents=True)
+    assert cli.main(["status", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "step 7 of 100, loss 2.5000, 12,346 tokens/s, last step 0 s ago" in out
+    assert "newest checkpoint: step 5" in out
+
+
+def test_stop_leaves_the_file_that_the_run_looks_for(folder, capsys):
+    assert cli.main(["stop", str(folder)]) == 0
+    assert (folder / "STOP").exists()
+    assert "asked" in capsys.readouterr().out
+    assert status(folder, capsys)["stop_requested"]
+
+
+def test_a_run_that_has_ended_is_not_asked_to_stop(folder, capsys):
+    write(folder, "events.jsonl", {"time": time.time(), "kind": "stopped", "step": 7})
+    assert cli.main(["stop", str(folder)]) == 2
+    assert "does not run: it has stopped; a job that waits is ended with scancel" in capsys.readouterr().err
+    assert not (folder / "STOP").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_what_is_no_run_folder_is_refused(tmp_path, capsys, command):
+    assert cli.main([command, str(tmp_path)]) == 2
+    assert "is not a run folder (it has no recipe.yaml)" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
