@@ -20,7 +20,7 @@ from typing import Any
 from train.events import read_jsonl
 from train.exit_codes import FAILED, FAILED_FOR_GOOD, FINISHED, STOPPED
 
-BY_FILE = "STOP file"
+BY_REQUEST = "keepstep stop"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def decide(attempt: Attempt) -> tuple[bool, str]:
         return False, "the run is finished"
     if attempt.code == FAILED_FOR_GOOD:
         return False, f"failed for good: {attempt.why}"
-    if attempt.code == STOPPED and attempt.why == BY_FILE:
+    if attempt.code == STOPPED and attempt.why == BY_REQUEST:
         return False, "stopped by `keepstep stop`; submit again to go on"
     if attempt.state != "RUNNING" and attempt.reason != "TimeLimit":
         return (
@@ -67,9 +67,12 @@ def decide(attempt: Attempt) -> tuple[bool, str]:
 def ending(run: Path, since: float, launcher_code: int) -> tuple[int, str]:
     """Exit code and reason of the ranks: by the run's own events, else by what the launcher said."""
     codes = {"finished": FINISHED, "stopped": STOPPED, "failed": FAILED}
-    events = [e for e in read_jsonl(run / "events.jsonl") if e["kind"] in codes and e["time"] >= since]
-    if events:
-        last: dict[str, Any] = events[-1]
+    events = [event for event in read_jsonl(run / "events.jsonl") if event["time"] >= since]
+    endings = [event for event in events if event["kind"] in codes]
+    if endings:
+        last: dict[str, Any] = endings[-1]
+        if last["kind"] == "stopped" and any(event["kind"] == "stop_requested" for event in events):
+            return STOPPED, BY_REQUEST
         return last.get("exit_code", codes[last["kind"]]), str(last.get("reason") or last.get("error") or last["kind"])
     if launcher_code in (FINISHED, FAILED_FOR_GOOD, STOPPED):
         return launcher_code, f"exit code {launcher_code}"
@@ -101,8 +104,6 @@ def main(argv: Sequence[str]) -> int:
     code, why = ending(options.run, float(since), options.launcher_code)
     if options.unhealthy:
         code, why = FAILED, "unhealthy nodes"
-    elif code == STOPPED and (options.run / "STOP").exists():
-        why = BY_FILE
     progress = saved_step(options.run) > int(step)
     again, sentence = decide(
         Attempt(

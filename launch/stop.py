@@ -5,6 +5,7 @@ from pathlib import Path
 
 from launch.status import newest_ending, require_run
 from train.errors import ConfigError
+from train.events import EventLog
 from train.run_folder import RunFolder
 
 
@@ -17,6 +18,7 @@ def run(options: argparse.Namespace) -> int:
     folder = RunFolder(options.run)
     if ended := newest_ending(folder):
         raise ConfigError(f"{options.run} does not run: it has {ended}; a job that waits is ended with scancel")
+    EventLog(folder.events)("stop_requested")  # tells slurm/train.sbatch not to requeue
     folder.stop_request.touch()
     print(f"asked {options.run} to save and stop; it does so after the step in hand")
     return 0

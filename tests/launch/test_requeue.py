@@ -18,7 +18,7 @@ def attempt(code: int, why: str = "SIGUSR2", **other) -> Attempt:
         (attempt(2, "diverged"), False, "failed for good: diverged"),
         (attempt(75), True, "stopped and saved (SIGUSR2)"),
         (attempt(75, progress=False), True, "stopped and saved"),
-        (attempt(75, "STOP file"), False, "stopped by `keepstep stop`"),
+        (attempt(75, "keepstep stop"), False, "stopped by `keepstep stop`"),
         (attempt(75, state="CANCELLED"), False, "the job is CANCELLED"),
         (attempt(75, state="TIMEOUT", reason="TimeLimit"), True, "stopped and saved"),
         (attempt(75, state="COMPLETING", reason="Preempted"), False, "Slurm requeues the others"),
@@ -59,7 +59,8 @@ def test_the_script_learns_the_verdict_and_the_runs_exit_code(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("leave: failed without progress")
 
 
-def test_a_stop_by_file_keeps_the_job_away_whichever_rank_saw_it(tmp_path, capsys):
-    (tmp_path / "STOP").touch()
+def test_a_requested_stop_keeps_the_job_away_even_if_a_signal_came_as_well(tmp_path, capsys):
+    events = [{"time": 5, "kind": "stop_requested"}, {"time": 6, "kind": "stopped", "reason": "SIGUSR2"}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert main(["decide", str(tmp_path), "--launcher-code", "75", "--limit", "3"]) == 75
     assert capsys.readouterr().out == "leave: stopped by `keepstep stop`; submit again to go on\n"
