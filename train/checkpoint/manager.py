@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class SavingFailedError(CheckpointError):
 class Saved:
     """What a finished save reports."""
 
+    tier: str
     bytes: int
     seconds: float
     removed: list[int] = field(default_factory=list)
@@ -174,11 +175,11 @@ class CheckpointManager:
         if local:
             assert self._tier is not None
             size = self._tier.save(job)
-            return Saved(size, time.perf_counter() - began)
+            return Saved("local", size, time.perf_counter() - began)
         size = save_shared(job, self._root, self._group)
         self._losses[job.progress.step] = job.progress.held_out_loss
         removed = self._prune() if self._group.rank == 0 else []
-        return Saved(size, time.perf_counter() - began, removed)
+        return Saved("shared", size, time.perf_counter() - began, removed)
 
     def _prune(self) -> list[int]:
         """Remove what retention does not keep. Never fails a save that is already committed."""
@@ -211,9 +212,7 @@ class CheckpointManager:
                 raise SavingFailedError(f"{failures}, the last at step {step}: {error}") from error
             return
         self._failures = 0
-        self._record(
-            "saved", step=step, bytes=saved.bytes, seconds=saved.seconds, stall_seconds=stall, removed=saved.removed
-        )
+        self._record("saved", step=step, stall_seconds=stall, **asdict(saved))
 
 
 def _tensor(value: Any) -> Tensor:

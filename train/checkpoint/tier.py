@@ -52,10 +52,8 @@ class LocalTier:
     def __init__(self, place: Path, run: str, group: Group) -> None:
         self._group = group
         path = place / run_name(run)
-        path.mkdir(parents=True, exist_ok=True)
         self._root = LocalRoot(path)
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        marks = group.gather_all((socket.gethostname(), boot, path.stat().st_dev, path.stat().st_ino))
+        marks = unwrap(group.gather_all(attempt(lambda: _mark(path))))
         self.nodes = [[rank for rank, mark in enumerate(marks) if mark == found] for found in dict.fromkeys(marks)]
         """The ranks of each node."""
         self._node = next(number for number, ranks in enumerate(self.nodes) if group.rank in ranks)
@@ -229,6 +227,13 @@ class LocalTier:
             self._root.remove(step)
         for fault in faults or [error]:
             wanted.record("quarantined", step=step, error=fault, path=str(folder))
+
+
+def _mark(path: Path) -> tuple[str, str, int, int]:
+    """The same for all ranks that see the same folder. Makes it."""
+    path.mkdir(parents=True, exist_ok=True)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname(), boot, path.stat().st_dev, path.stat().st_ino
 
 
 def run_name(run: str) -> str:
