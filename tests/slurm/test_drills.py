@@ -80,6 +80,24 @@ def test_a_sweep_trains_each_value_in_a_folder_of_its_own_and_a_chain_ends_with_
     assert len(chain.steps()) == 5
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["torchrun", "--nproc-per-node=2", "-m", "train"],
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-P", "-m", "train"],
+        ["deepspeed", "--num_accelerators=2", "--module", "train"],
+    ],
+    ids=lambda launcher: launcher[0],
+)
+def test_other_launchers_train_the_same(lab: Lab, launcher: list[str]) -> None:
+    tool = str(Path(sys.executable).with_name(launcher[0]))
+    argv = [tool, *launcher[1:], str(lab.recipe), f"name={launcher[0]}"]
+    env = lab.cluster.env | {"GLOO_SOCKET_IFNAME": "lo", "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    result = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert Job(lab, launcher[0]).losses() == lab.reference.losses()
+
+
 def test_srun_python_needs_no_launcher(lab: Lab, cluster: Cluster) -> None:
     train = [sys.executable, "-P", "-m", "train", str(lab.recipe), "name=srun"]
     env = cluster.env | {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": cluster.address("n1")}
