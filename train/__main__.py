@@ -63,7 +63,7 @@ def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest) -> int:
 
     from parallel.bootstrap import start  # torch is imported from here on
     from train.loop import train
-    from train.run import open_run
+    from train.start import open_run
 
     runtime = start(recipe.parallel, world)
     with open_run(recipe, runtime, stop) as run:

@@ -92,7 +92,7 @@ class Faults:
         elif fault == "hang":
             time.sleep(3600)
         elif fault == "nan_gradient":
-            _spoil_next_gradient(self._engine)
+            spoil_next_gradient(self._engine)
         elif fault == "flipped_weight":
             _flip_a_weight(self._engine)
         elif fault == "dead_data_thread":
@@ -150,23 +150,34 @@ def _spoil_next_write(fault: str) -> None:
     LocalFolder.write = write
 
 
-def _spoil_next_gradient(engine: Any) -> None:
+def spoil_next_gradient(engine: Any) -> None:
+    """One weight is not a number while the next gradients are computed, and is put back afterwards."""
     true_forward_backward = engine.forward_backward
+    weight = _a_weight(engine)
+    kept = weight.clone()
 
-    def forward_backward(micro_batches: Any, loss_fn: Any, scale: float) -> torch.Tensor:
+    def forward_backward(*arguments: Any, **options: Any) -> torch.Tensor:
         engine.forward_backward = true_forward_backward
-        return true_forward_backward(micro_batches, loss_fn, scale * float("nan"))
+        weight.fill_(float("nan"))
+        try:
+            return true_forward_backward(*arguments, **options)
+        finally:
+            weight.copy_(kept)
 
     engine.forward_backward = forward_backward
 
 
-@torch.no_grad()
 def _flip_a_weight(engine: Any) -> None:
     """One bit of one weight in this rank's memory, as a cosmic ray or a bad core would."""
-    name, tensor = sorted(engine.state().items())[0]
-    log.warning("flipping a bit of %s", name)
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    local.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 12)
+    _a_weight(engine).view(torch.int32).bitwise_xor_(1 << 12)
+
+
+def _a_weight(engine: Any) -> torch.Tensor:
+    """The first element that this rank holds of the last weight by name (the last norm's), shape (1,)."""
+    tensors = engine.state()
+    last = tensors[max(name for name in tensors if name.startswith("model."))]
+    local = last.to_local() if hasattr(last, "to_local") else last
+    return local.view(-1)[:1]
 
 
 def _end_thread(name: str) -> None:

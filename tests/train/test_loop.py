@@ -19,8 +19,10 @@ from train.config import Recipe
 from train.errors import DivergedError
 from train.events import read_jsonl
 from train.exit_codes import FINISHED, STOPPED
+from train.faults import spoil_next_gradient
 from train.goodput import account
-from train.run import Run, open_run
+from train.run import Run
+from train.start import open_run
 from train.stop import StopRequest
 
 STEPS = 12
@@ -102,12 +104,15 @@ class Job:
 
 
 def spoil(bad_step: int, factor: float, times: int = 1) -> Callable[[Run, int], None]:
-    """Multiply the gradients of a data step, each time it is trained on."""
+    """Multiply the gradients of data steps, each time they are trained on."""
 
     def on_step(run: Run, data_step: int) -> None:
         if not bad_step <= data_step < bad_step + times:
             return
         engine: Any = run.engine
+        if math.isnan(factor):
+            spoil_next_gradient(engine)
+            return
         true = type(engine).forward_backward
 
         def forward_backward(micro_batches: Any, loss_fn: Any, scale: float) -> Any:

@@ -1,0 +1,180 @@
+"""How a run begins and ends: everything that the loop uses is made here, in the order in which it must be."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+
+import torch
+
+from data_pipeline.stream import Stream, open_stream
+from parallel.bootstrap import Runtime, leave_at_once, seed_rank
+from parallel.collectives import sum_over_ranks
+from parallel.engine import Trainable, build_engine
+from parallel.precision import DTYPES
+from train.checkpoint.manager import CheckpointManager
+from train.clock import Clock, uptime
+from train.config import Recipe
+from train.config_file import recipe_as_yaml
+from train.disk import check_space
+from train.errors import ConfigError
+from train.events import EventLog, read_jsonl
+from train.exit_codes import FAILED
+from train.faults import Faults
+from train.flops import count_parameters, measure_matmul_peak
+from train.guard import Guard
+from train.lease import Holder, Lease
+from train.metrics import Metrics
+from train.model import GPT, initial_value
+from train.optim import build_optimizer
+from train.place import Place
+from train.run import Run, resume
+from train.run_folder import RunFolder
+from train.stop import StopRequest
+from train.watchdog import Probe, Watchdog, lost_peer
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Iterator[Run]:
+    """A run that is ready for its next step; closed only if all went well, for closing is collective. Collective."""
+    folder = RunFolder.of(recipe)
+    is_rank_0 = runtime.world.rank == 0
+    lease = Lease(folder.lease, Holder.myself(os.environ), _leave) if is_rank_0 else None
+    record = EventLog(folder.events, enabled=is_rank_0)
+    watchdog = Watchdog(
+        folder.status,
+        folder.logs,
+        rank=runtime.world.rank,
+        world_size=runtime.world.world_size,
+        hang_seconds=recipe.train.hang_seconds,
+        record=record,
+    )
+    try:
+        run = _build_run(recipe, runtime, stop, record, watchdog)
+        yield run
+        run.checkpoints.close()
+    except BaseException as error:
+        watchdog.failed()
+        if not lost_peer(error):
+            code = getattr(error, "exit_code", FAILED)
+            why = str(error) or type(error).__name__
+            EventLog(folder.events)("failed", rank=runtime.world.rank, exit_code=code, error=why)
+        raise
+    watchdog.close()
+    run.stream.close()
+    run.metrics.close()
+    run.engine.close()
+    if lease is not None:
+        folder.stop_request.unlink(missing_ok=True)
+        lease.release()
+
+
+def _leave(why: str) -> None:
+    """Another run has taken the folder: nothing more may be written to it."""
+    log.error("%s; leaving", why)
+    leave_at_once(FAILED)
+
+
+def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, record: EventLog, watchdog: Watchdog) -> Run:
+    """Everything from the data to the loaded checkpoint. Collective."""
+    clock = Clock(already=uptime())
+    folder = RunFolder.of(recipe)
+    is_rank_0 = runtime.world.rank == 0
+    attempt = 1 + sum(event["kind"] == "started" for event in read_jsonl(folder.events))
+    record("started", attempt=attempt, world_size=runtime.world.world_size, engine=recipe.parallel.engine)
+    faults = Faults(os.environ, runtime.world.rank, folder.checkpoints)
+    stream = open_stream(recipe.data, seq_len=recipe.model.seq_len)
+    check_fit(recipe, runtime, stream)
+    if is_rank_0:
+        check_space(recipe, folder.checkpoints)
+        folder.recipe.write_text(recipe_as_yaml(recipe), encoding="utf-8")
+    announce(recipe, runtime, stream)
+
+    seed_rank(recipe.train.seed, runtime, 0)
+    trainable = Trainable(
+        build=partial(GPT, recipe.model),
+        initial_value=partial(initial_value, config=recipe.model, seed=recipe.train.seed),
+        optimizer=partial(build_optimizer, config=recipe.optim),
+    )
+    engine = build_engine(recipe.parallel, runtime, trainable)
+    faults.arm(engine)
+    identity = {"model": recipe.model.model_dump(mode="json"), "data": stream.fingerprint}
+    checkpoints = CheckpointManager(
+        folder.checkpoints,
+        recipe.checkpoint,
+        identity,
+        record,
+        layout={"engine": recipe.parallel.engine, **asdict(runtime.layout)},
+        timeout_seconds=recipe.parallel.timeout_seconds,
+    )
+    loaded = resume(checkpoints, engine, stream, record)
+    place = Place() if loaded is None else Place.of(loaded)
+    metrics = Metrics(
+        folder.metrics,
+        folder.tensorboard,
+        first_step=place.step + 1,
+        total_steps=recipe.train.steps,
+        log_every=recipe.train.log_every,
+        enabled=is_rank_0,
+    )
+    peak = torch.tensor(measure_matmul_peak(runtime.device, DTYPES[recipe.parallel.precision])).double()
+    return Run(
+        recipe,
+        runtime,
+        stream,
+        engine,
+        checkpoints,
+        metrics,
+        record,
+        stop,
+        clock,
+        watchdog,
+        faults,
+        Probe(runtime.device),
+        Guard(recipe.guard, None if loaded is None else loaded.extra["guard"]),
+        place,
+        resumed=loaded is not None,
+        peak_flops=sum_over_ranks(peak).item(),
+        attempt=attempt,
+    )
+
+
+def check_fit(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:
+    """What can only be known with the data and the world at hand. ConfigError."""
+    if stream.vocab_size > recipe.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size ({recipe.model.vocab_size}) must be at least the tokenizer's size "
+            f"({stream.vocab_size}); set model.vocab_size={-(-stream.vocab_size // 64) * 64}"
+        )
+    recipe.grad_accum_steps(runtime.data_parallel_size)
+
+
+def announce(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:
+    """What is about to be trained, in three lines."""
+    train, model = recipe.train, recipe.model
+    accumulation = recipe.grad_accum_steps(runtime.data_parallel_size)
+    log.info("run folder %s", RunFolder.of(recipe).root)
+    log.info(
+        "%d parameters, vocabulary %d (tokenizer %d), %s over %d ranks (%d data-parallel) on %s in %s",
+        count_parameters(model),
+        model.vocab_size,
+        stream.vocab_size,
+        recipe.parallel.engine,
+        runtime.world.world_size,
+        runtime.data_parallel_size,
+        runtime.device.type,
+        recipe.parallel.precision,
+    )
+    log.info(
+        "%d sequences x %d = %d tokens a step: %d ranks x %d micro batches of %d",
+        train.global_batch_size,
+        model.seq_len,
+        train.global_batch_size * model.seq_len,
+        runtime.data_parallel_size,
+        accumulation,
+        train.micro_batch_size,
+    )
