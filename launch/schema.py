@@ -9,6 +9,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """It takes no arguments."""
 
 
-def run(options: argparse.Namespace) -> int:  # noqa: ARG001
+def run(options: argparse.Namespace) -> int:
     print(recipe_schema())
     return 0
