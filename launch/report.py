@@ -53,7 +53,7 @@ def as_json(spent: Account, happened: dict[str, int]) -> dict[str, Any]:
 
 def as_text(folder: Path, spent: Account, happened: dict[str, int]) -> str:
     lines = [
-        f"{folder}: goodput {spent.goodput:.1%} of {spent.total:,.1f} s in {spent.attempts} attempts; "
+        f"{folder}: goodput {spent.goodput:.1%} of {spent.total:,.1f} s in {spent.attempts} attempt{'s' * (spent.attempts > 1)}; "
         f"{spent.kept_steps} steps kept, {spent.lost_steps} lost",
         "",
     ]
