@@ -75,7 +75,7 @@ def describe_rank(
             model = trainable.build()
         whole = sum(parameter.numel() for parameter in model.parameters())
         engine_of = _prepare(model, config, runtime, trainable)
-        counts = _count(model)
+        counts = count_parameters(model)
         batches = micro_batches(runtime)
         held, counted = counts.all // layout.shard, None
         traffic = None
@@ -122,7 +122,7 @@ def _prepare(
     return None
 
 
-def _count(model: nn.Module) -> Parameters:
+def count_parameters(model: nn.Module) -> Parameters:
     """Of one tensor-parallel peer."""
 
     def peers_share(parameter: nn.Parameter) -> int:
@@ -133,10 +133,13 @@ def _count(model: nn.Module) -> Parameters:
         size = parameter.device_mesh["tensor"].size() if on_tensor is not None and not on_tensor.is_replicate() else 1
         return parameter.numel() // size
 
-    blocks = {id(parameter) for parameter in model.get_submodule("layers").parameters()}
-    sizes = [(id(parameter) in blocks, peers_share(parameter)) for parameter in model.parameters()]
+    sizes = {name: peers_share(parameter) for name, parameter in model.named_parameters()}
+    blocks = sum(size for name, size in sizes.items() if name.startswith("layers."))
     return Parameters(
-        blocks=sum(size for inside, size in sizes if inside), outer=sum(size for inside, size in sizes if not inside)
+        blocks=blocks,
+        outer=sum(sizes.values()) - blocks,
+        n_blocks=len(list(model.get_submodule("layers").children())),
+        tables=sum(size for name, size in sizes.items() if name.startswith(("embed.", "positions."))),
     )
 
 

@@ -11,6 +11,8 @@ from parallel.layout import Layout
 
 MASTER, MOMENTS, GRADIENT = 4, 8, 4
 """Bytes per parameter in fp32."""
+REDUCE_BUCKET = 50_000_000
+"""Most gradients that ZeRO reduces at once; stage 3 keeps a buffer of that many."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class Parameters:
     """In all blocks together."""
     outer: int
     """Outside of them: embedding, last norm, head. Tied ones count once."""
+    n_blocks: int
+    tables: int
+    """Of `outer`: what tokens and positions look up."""
 
     @property
     def all(self) -> int:
@@ -47,7 +52,8 @@ def state_bytes(config: ParallelConfig, layout: Layout, parameters: Parameters) 
         case "zero1" | "zero2":
             each = w + (GRADIENT + MASTER + MOMENTS) / n
         case "zero3":
-            each = (w + GRADIENT + MASTER + MOMENTS) / n
+            bucket = GRADIENT * min(REDUCE_BUCKET, parameters.all)
+            return (w + GRADIENT + MASTER + MOMENTS) / n * parameters.all + bucket
     return each * parameters.all
 
 
@@ -57,7 +63,7 @@ def traffic_bytes(
     """Bytes per step of each kind of collective, counted as `parallel.traffic` does."""
     w, passes = working_bytes(config), micro_batches
     reductions = passes if config.reduce_every_micro_batch else 1
-    again = parameters.blocks if config.reshard_after_forward else 0
+    again: float = parameters.blocks if config.reshard_after_forward else 0
     moved: dict[str, float] = {}
     match config.engine:
         case "ddp":
@@ -76,9 +82,11 @@ def traffic_bytes(
         case "zero2":
             moved = {"all_reduce": passes * GRADIENT * parameters.all, "all_gather": w * parameters.all}
         case "zero3":
+            if config.reshard_after_forward:  # DeepSpeed keeps the last three blocks between forward and backward
+                kept = min(3, parameters.n_blocks)
+                again = parameters.tables + parameters.blocks * (parameters.n_blocks - kept) / parameters.n_blocks
             moved = {
                 "all_gather": passes * w * (parameters.all + again),
                 "reduce_scatter": passes * GRADIENT * parameters.all,
             }
-    alone = layout.data_parallel_size == 1
-    return {} if alone else moved
+    return moved if layout.data_parallel_size > 1 else {}

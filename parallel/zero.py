@@ -30,13 +30,12 @@ from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.engine import CheckpointTensor, LossFn, Trainable
 from parallel.errors import LaunchError
+from parallel.formulas import REDUCE_BUCKET
 from parallel.precision import LossScaler
 from parallel.zero_state import create_moments, pieces, refresh_working_weights, state_of
 
 VERSION = "0.19"
 """`zero_state` reads private attributes of this version."""
-REDUCE_BUCKET = 50_000_000
-"""Most elements of gradients that are reduced at once."""
 
 
 def build_zero(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> "ZeroEngine":

@@ -38,10 +38,11 @@ def run_ranks(
         _wait(ranks, timeout)
         failed = [rank for rank, process in enumerate(ranks) if process.returncode != 0]
         logs = [Path(folder, f"{rank}.log").read_text() for rank in range(world_size)]
-        blamed = next((rank for rank in failed if "Traceback" in logs[rank]), failed[0] if failed else None)
-        if blamed is not None:
+        if failed:
+            # Not one that was ended by `_wait`, nor one that only lost its peer.
+            blamed = min(failed, key=lambda rank: ("Traceback" not in logs[rank], "peer" in logs[rank], rank))
             raise AssertionError(f"rank {blamed} of {world_size} left with {ranks[blamed].returncode}:\n{logs[blamed]}")
-        return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(world_size)]
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=True, map_location="cpu") for rank in range(world_size)]
 
 
 def _env(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -1,0 +1,186 @@
+"""Programs for ranks: what an engine moves, keeps and refuses to do."""
+
+import gc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from parallel.bootstrap import Runtime, seed_rank
+from parallel.collectives import any_rank, broadcast_from_rank0, gather_objects, sum_over_ranks
+from parallel.engine import Engine, build_engine
+from parallel.fake_world import count_parameters
+from parallel.formulas import state_bytes, traffic_bytes
+from parallel.fragments import FlatFragment
+from parallel.tensor_parallel import cross_entropy_by_row
+from parallel.traffic import TrafficCounter
+from tests.parallel.engine_trial import (
+    LOSS,
+    LR,
+    config_of,
+    micro_batches,
+    one_step,
+    runtime_of,
+    trainable,
+)
+
+
+def measure(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Bytes kept and sent in the third step, with four micro batches, beside the formulas."""
+    return {name: measure_one(settings) for name, settings in cases.items()}
+
+
+def measure_one(settings: dict[str, Any]) -> dict[str, Any]:
+    model = {"n_layers": 4, "d_model": 128, **settings.pop("model", {})}
+    config = config_of(**settings)
+    runtime = runtime_of(config)
+    with torch.device("meta"):
+        counts = count_parameters(trainable(**model).build())
+    before = _storages()
+    engine = build_engine(config, runtime, trainable(**model))
+    for step in range(2):
+        one_step(engine, runtime, step)
+    batches, _ = micro_batches(2, runtime, number=4)
+    with TrafficCounter() as traffic:
+        engine.forward_backward(batches, LOSS, 1.0)
+        after = _storages()
+        engine.step(LR, 1.0)
+    engine.close()
+    return {
+        "state": sum(size for key, size in after.items() if key not in before),
+        "state by formula": state_bytes(config, runtime.layout, counts),
+        "traffic": dict(traffic.bytes),
+        "traffic by formula": traffic_bytes(config, runtime.layout, counts, len(batches)),
+    }
+
+
+def _storages() -> dict[int, int]:
+    """Bytes of every storage that a live tensor uses, by address."""
+    gc.collect()
+    plain = [item for item in gc.get_objects() if type(item) in (Tensor, nn.Parameter)]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in plain}
+
+
+def skip(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What bad steps return and leave behind."""
+    return {name: skip_in_one(settings) for name, settings in cases.items()}
+
+
+def skip_in_one(settings: dict[str, Any]) -> dict[str, Any]:
+    config = config_of(**settings)
+    runtime = runtime_of(config)
+    engine = build_engine(config, runtime, trainable())
+    one_step(engine, runtime, 0)
+    before, result = _snapshot(engine), {}
+    batches, _ = micro_batches(1, runtime)
+
+    def spoilt(model: nn.Module, batch: Any) -> Tensor:
+        bad = math.nan if runtime.data_parallel_rank == 0 else 1.0
+        return LOSS(model, batch) * bad
+
+    engine.forward_backward(batches, spoilt, 1.0)
+    result["norm of a bad step"] = engine.step(LR, 1.0)
+    result["bad step moved"] = not _equal(before, _snapshot(engine))
+    result["norm of a steep step"] = one_step(engine, runtime, 1, skip_above=1e-3)[1]
+    result["steep step moved"] = not _equal(before, _snapshot(engine))
+    result["norm of a good step"] = one_step(engine, runtime, 1, skip_above=1e3)[1]
+    result["good step moved"] = not _equal(before, _snapshot(engine))
+    engine.close()
+    return result
+
+
+def _snapshot(engine: Engine) -> list[Tensor]:
+    local = []
+    for name, tensor in engine.state().items():
+        if isinstance(tensor, FlatFragment):
+            tensor = tensor.flat
+        if not name.startswith("scaler."):
+            local.append((tensor.to_local() if isinstance(tensor, DTensor) else tensor).clone())
+    return local
+
+
+def _equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def reload(cases: dict[str, dict[str, Any]]) -> dict[str, bool]:
+    """Whether an engine that was filled in place with another's state goes on with the same bits."""
+    return {name: reload_one(settings) for name, settings in cases.items()}
+
+
+def reload_one(settings: dict[str, Any]) -> bool:
+    config = config_of(**settings)
+    runtime = runtime_of(config)
+    first, second = (build_engine(config, runtime, trainable()) for _ in range(2))
+    one_step(first, runtime, 0)
+    one_step(second, runtime, 2)  # somewhere else
+    saved = _snapshot(first)
+    for tensor, value in zip(_parts(second), saved, strict=True):
+        tensor.copy_(value)
+    second.loaded()
+    return [one_step(first, runtime, step) for step in (1, 2)] == [one_step(second, runtime, step) for step in (1, 2)]
+
+
+def _parts(engine: Engine) -> list[Tensor]:
+    tensors = engine.state().values()
+    return [
+        tensor.flat
+        if isinstance(tensor, FlatFragment)
+        else tensor.to_local()
+        if isinstance(tensor, DTensor)
+        else tensor
+        for tensor in tensors
+    ]
+
+
+def small(_: None) -> dict[str, Any]:
+    """Collectives, seeds and the split loss, on two ranks."""
+    runtime = runtime_of(config_of(engine="fsdp2", tensor=2))
+    rank = runtime.world.rank
+    data_parallel = runtime_of(config_of(engine="ddp"))
+    return {
+        "sum": sum_over_ranks(torch.tensor([rank + 1.0])).item(),
+        "any": (any_rank(rank == 1), any_rank(False)),
+        "broadcast": broadcast_from_rank0({"rank": rank}),
+        "gather": gather_objects(rank),
+        "peers draw": gather_objects(_draw(runtime)),
+        "data-parallel ranks draw": gather_objects(_draw(data_parallel)),
+        "loss": _split_loss(runtime),
+    }
+
+
+def _draw(runtime: Runtime) -> float:
+    seed_rank(1, runtime, 0)
+    return torch.rand(()).item()
+
+
+def _split_loss(runtime: Runtime) -> list[Tensor]:
+    """Loss and gradient of split logits, and of whole ones by torch, for 2 sequences of 6 tokens and 16 words."""
+    assert runtime.mesh is not None
+    generator = torch.Generator().manual_seed(3)
+    logits_BTV = 5 * torch.randn(2, 6, 16, generator=generator)
+    labels_BT = torch.randint(0, 16, (2, 6), generator=generator)
+    labels_BT[0, 2:4] = -100
+    mine = logits_BTV.chunk(2, dim=-1)[runtime.world.rank].clone().requires_grad_()
+    loss_B = cross_entropy_by_row(mine, labels_BT, group=runtime.mesh["tensor"].get_group())
+    (loss_B * torch.tensor([1.0, 3.0])).sum().backward()
+    whole = logits_BTV.requires_grad_()
+    exact_B = F.cross_entropy(whole.mT, labels_BT, ignore_index=-100, reduction="none").sum(dim=1)
+    (exact_B * torch.tensor([1.0, 3.0])).sum().backward()
+    assert whole.grad is not None
+    assert mine.grad is not None
+    return [loss_B.detach(), exact_B.detach(), mine.grad, whole.grad.chunk(2, dim=-1)[runtime.world.rank].clone()]
+
+
+def all_on_two(cases: dict[str, Any]) -> dict[str, Any]:
+    """Everything above in one start."""
+    return {
+        "small": small(None),
+        "measure": measure(cases["measure"]),
+        "skip": skip(cases["skip"]),
+        "reload": reload(cases["reload"]),
+    }

@@ -1,0 +1,54 @@
+import pytest
+from pydantic import ValidationError
+
+from parallel.config import ParallelConfig
+
+MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 256}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"shard": 0}, r"shard \(0\) must be at least 1; set it to -1"),
+        ({"engine": "ddp", "replicate": 2}, r"replicate \(2\) is for engine fsdp2, not ddp: .*; set engine to fsdp2"),
+        ({"engine": "zero3", "shard": 2}, r"shard \(2\) is for engine fsdp2, not zero3"),
+        ({"engine": "zero2", "tensor": 2}, r"tensor \(2\) is for engine fsdp2 or ddp, not zero2: DeepSpeed"),
+        ({"engine": "single", "tensor": 2}, r"tensor \(2\) is for engine fsdp2 or ddp, not single"),
+        (
+            {"engine": "ddp", "reshard_after_forward": False},
+            r"reshard_after_forward \(false\) is for engine fsdp2 or zero3, not ddp: .* reshard_after_forward to true",
+        ),
+        (
+            {"engine": "zero2", "reduce_every_micro_batch": False},
+            "reduce_every_micro_batch .false. is for engine fsdp2",
+        ),
+        (
+            {"engine": "fsdp2", "cpu_offload": True},
+            r"cpu_offload \(true\) is for engine zero1, zero2 or zero3, not fsdp2",
+        ),
+        ({"checkpoint_every_k_blocks": 2}, r"checkpoint_every_k_blocks \(2\) has no effect while .* is none; set that"),
+        (
+            {"tensor": 2, "compile": True},
+            r"compile \(true\) with tensor \(2\): .*; set compile to false, or tensor to 1",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused_with_the_nearest_possible(settings: dict, text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        ParallelConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (4, r"model.n_kv_heads \(2\) must be a multiple of parallel.tensor \(4\).*; set parallel.tensor to 2"),
+        (3, r"model.seq_len \(64\) must be a multiple of parallel.tensor \(3\).*; set parallel.tensor to 2"),
+    ],
+)
+def test_a_model_that_cannot_be_split_evenly_is_refused(tensor: int, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ParallelConfig(tensor=tensor).check_model(**MODEL)
+
+
+def test_a_model_that_can_be_split_evenly_is_accepted() -> None:
+    ParallelConfig(tensor=2).check_model(**MODEL)

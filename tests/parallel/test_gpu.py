@@ -1,0 +1,42 @@
+"""The engines on one CUDA device with nccl, against one CPU process. Run by hand: `pytest -m gpu tests/parallel`."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parallel.engine_trial import config_of, train
+from tests.parallel.ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+CASES = {
+    f"{engine}, {precision}": {"engine": engine, "precision": precision, "device": "cuda"}
+    for engine in ENGINES
+    for precision in ("fp32", "bf16", "fp16")
+} | {"fsdp2, compiled": {"engine": "fsdp2", "device": "cuda", "compile": True}}
+TOLERANCE = {"fp32": 1e-4, "bf16": 3e-3, "fp16": 1e-3, "compiled": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def curves() -> dict[str, Any]:
+    alone = {name: settings for name, settings in CASES.items() if settings["engine"] == "single"}
+    grouped = {name: settings for name, settings in CASES.items() if settings["engine"] != "single"}
+    program = "tests/parallel/engine_trial.py"
+    return run_ranks(program, "train_each", 1, grouped)[0] | run_ranks(program, "train_each", 1, alone)[0]
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> dict[str, Any]:
+    return train(config_of(engine="single"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_device_trains_like_the_cpu(curves: dict[str, Any], on_cpu: dict[str, Any], name: str) -> None:
+    tolerance = TOLERANCE[name.split(", ")[1]]
+    assert curves[name]["losses"] == pytest.approx(on_cpu["losses"], rel=tolerance)
+    assert curves[name]["repeated"]
