@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.utils import get_total_norm
 
 from parallel.collectives import sum_over_ranks
 
@@ -18,10 +19,13 @@ def global_norm(gradients: Iterable[Tensor], device: torch.device) -> float:
 
     Each rank adds the squares of what it holds, divided by the number of ranks that hold the same: one sum over all
     ranks, whatever the layout, and not a number on one rank is not a number on all."""
-    squares = torch.zeros((), dtype=torch.float32, device=device)
+    alike: dict[int, list[Tensor]] = {}
     for gradient in gradients:
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        squares += local.float().square().sum() / _copies(gradient)
+        alike.setdefault(_copies(gradient), []).append(local)
+    squares = torch.zeros((), device=device)
+    for copies, tensors in alike.items():
+        squares += get_total_norm(tensors).square() / copies
     return sum_over_ranks(squares).sqrt().item()
 
 

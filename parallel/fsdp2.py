@@ -59,13 +59,18 @@ def drive(
         root.set_is_last_backward(last)
         yield
 
+    def reshard_all() -> None:  # no backward pass follows that would do it
+        for unit in model.modules():
+            if isinstance(unit, FSDPModule):
+                unit.reshard()
+
     return TorchEngine(
         model,
         trainable.optimizer(model),
         device=runtime.device,
         scaler=LossScaler() if config.precision == "fp16" else None,
         exchange=exchange,
-        after_evaluation=root.reshard,
+        after_evaluation=reshard_all,
     )
 
 
