@@ -1,8 +1,6 @@
-"""Where checkpoints lie and how one appears all at once: a folder of a file system, or a prefix of an object store.
+"""Where checkpoints lie and how one appears all at once: here in a file system, in `object_store.py` among objects.
 
-In a file system a checkpoint is written to `.step-N.partial-ID`, every file and folder is fsynced, and a rename makes
-it `step-N`. An object store has no rename: shards go under `step-N/ID/`, and the manifest, written last, makes them
-count.
+A checkpoint is written to `.step-N.partial-ID`, every file and folder is fsynced, and a rename makes it `step-N`.
 """
 
 import fcntl
@@ -13,11 +11,11 @@ import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from train.checkpoint.format import MANIFEST
 
-_STEP = re.compile(r"step-(\d{8,})")
+STEP = re.compile(r"step-(\d{8,})")
 _DEAD_PARTIAL_SECONDS = 24 * 3600.0
 
 
@@ -76,12 +74,20 @@ class Root(Protocol):
 
 
 def open_root(place: Path | str) -> "Root":
-    return ObjectRoot(place) if isinstance(place, str) and "://" in place else LocalRoot(Path(place))
+    if isinstance(place, str) and "://" in place:
+        from train.checkpoint.object_store import ObjectRoot
+
+        return ObjectRoot(place)
+    return LocalRoot(Path(place))
 
 
 def open_folder(place: Path | str) -> Folder:
     """One checkpoint, by its own path or URL."""
-    return ObjectFolder(place) if isinstance(place, str) and "://" in place else LocalFolder(Path(place))
+    if isinstance(place, str) and "://" in place:
+        from train.checkpoint.object_store import ObjectFolder
+
+        return ObjectFolder(place)
+    return LocalFolder(Path(place))
 
 
 def step_name(step: int) -> str:
@@ -142,7 +148,7 @@ class LocalRoot:
     def steps(self) -> list[int]:
         if not self.path.is_dir():
             return []
-        return sorted(int(match[1]) for entry in self.path.iterdir() if (match := _STEP.fullmatch(entry.name)))
+        return sorted(int(match[1]) for entry in self.path.iterdir() if (match := STEP.fullmatch(entry.name)))
 
     def folder(self, step: int) -> LocalFolder:
         return LocalFolder(self.path / step_name(step))
@@ -207,105 +213,12 @@ class LocalRoot:
         return swept
 
 
-class ObjectFolder:
-    """Through fsspec: `s3://bucket/run/step-00001000`, `gs://`, `memory://`, ..."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self._fs, self._path = _filesystem(self.url)
-
-    def __str__(self) -> str:
-        return self.url
-
-    def size(self, name: str) -> int:
-        return self._fs.info(f"{self._path}/{name}")["size"]
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        data = self._fs.cat_file(f"{self._path}/{name}", start=start, end=start + len(out))
-        if len(data) != len(out):
-            raise OSError(f"{name} ends at byte {start + len(data)}")
-        out[:] = data
-
-    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        path = f"{self._path}/{name}"
-        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        with self._fs.open(path, "wb") as file:
-            for part in parts:
-                file.write(bytes(part))
-
-
-class ObjectRoot:
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self._fs, self._path = _filesystem(self.url)
-        self._live: set[str] = set()
-
-    def steps(self) -> list[int]:
-        self._fs.invalidate_cache()
-        found = self._fs.glob(f"{self._path}/step-*/{MANIFEST}")
-        return sorted(int(match[1]) for path in found if (match := _STEP.fullmatch(str(path).split("/")[-2])))
-
-    def folder(self, step: int) -> ObjectFolder:
-        return ObjectFolder(f"{self.url}/{step_name(step)}")
-
-    def begin(self, step: int) -> str:
-        name = f"{step_name(step)}/{secrets.token_hex(4)}"
-        self._live.add(name)
-        return name
-
-    def attempt(self, name: str) -> ObjectFolder:
-        return ObjectFolder(f"{self.url}/{name.split('/')[0]}")
-
-    def prefix(self, attempt: str) -> str:
-        return attempt.split("/")[1] + "/"
-
-    def commit(self, attempt: str, step: int, manifest: bytes) -> None:
-        self.folder(step).write(MANIFEST, [manifest])
-        self._live.discard(attempt)
-        for path in self._fs.ls(f"{self._path}/{step_name(step)}", detail=False):  # shards that it replaced
-            if str(path).split("/")[-1] not in (attempt.split("/")[1], MANIFEST):
-                self._fs.rm(path, recursive=True)
-
-    def abandon(self, attempt: str) -> None:
-        self._live.discard(attempt)
-        try:
-            self._fs.rm(f"{self._path}/{attempt}", recursive=True)
-        except Exception:
-            return  # it failed to be written, so it may well fail to be removed; `sweep` tries again
-
-    def remove(self, step: int) -> None:
-        folder = f"{self._path}/{step_name(step)}"
-        try:
-            self._fs.rm_file(f"{folder}/{MANIFEST}")  # first, so that it no longer counts
-            self._fs.rm(folder, recursive=True)
-        except FileNotFoundError:
-            return
-
-    def set_aside(self, step: int) -> str:
-        folder = f"{self._path}/{step_name(step)}"
-        self._fs.mv(f"{folder}/{MANIFEST}", f"{folder}/damaged-{MANIFEST}")
-        return f"{self.url}/{step_name(step)}/damaged-{MANIFEST}"
-
-    def set_aside_before(self) -> list[str]:
-        return sorted(self._fs.glob(f"{self._path}/step-*/damaged-{MANIFEST}"))
-
-    def sweep(self) -> list[str]:
-        return []  # nobody can tell whether another saver still writes there; a later commit of the step removes it
-
-
 def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    import fsspec
-
-    fs, path = fsspec.url_to_fs(url)
-    return fs, path.rstrip("/")
 
 
 def _lock(path: Path) -> int:

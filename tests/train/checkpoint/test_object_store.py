@@ -6,8 +6,8 @@ import fsspec
 import pytest
 import torch
 
-from train.checkpoint.folder import ObjectFolder, ObjectRoot
 from train.checkpoint.manager import CheckpointManager, Progress
+from train.checkpoint.object_store import ObjectFolder, ObjectRoot
 from train.checkpoint.verify import damage
 from train.config import CheckpointConfig
 
