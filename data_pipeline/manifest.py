@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Manifest:
     plan: str = ""
     """Hash of inputs and options."""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Two data sets with equal fingerprints hold the same rows in the same order."""
         shards = {name: [(shard.rows, shard.xxh3) for shard in split.shards] for name, split in self.splits.items()}

@@ -1,5 +1,6 @@
 """An iterator read ahead by a thread of this process."""
 
+import atexit
 import queue
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ class Prefetch(Iterator[T]):
     def __init__(self, items: Iterator[T], depth: int) -> None:
         self._queue: queue.Queue[T | _End] = queue.Queue(depth)
         self._stopped = threading.Event()
+        # A thread that still runs while the interpreter is torn down would crash it.
+        atexit.register(self.close)
         self._thread = threading.Thread(target=self._work, args=(items,), name="keepstep-prefetch", daemon=True)
         self._thread.start()
 
@@ -54,4 +57,5 @@ class Prefetch(Iterator[T]):
     def close(self) -> None:
         """End the thread."""
         self._stopped.set()
+        atexit.unregister(self.close)
         self._thread.join(timeout=10)

@@ -1,0 +1,311 @@
+"""Times the data pipeline against other libraries: tokens per CPU-second, start-up, resume, preparation.
+
+    python3 -m venv /tmp/bench && cd /tmp/bench/bin
+    ./pip install torch==2.13.0 numpy xxhash zstandard pydantic fsspec aiohttp sentencepiece tokenizers tiktoken
+    ./pip install torch==2.13.0 datasets litdata mosaicml-streaming
+    OMP_NUM_THREADS=1 PYTHONPATH=. /tmp/bench/bin/python bench/data.py [--tokens 100] [--folder /tmp/bench-data]
+
+The environment is one of its own, so that none of these libraries is a dependency of Keepstep; one that is missing is
+left out. Reading: the same uint16 tokens for all, in rows of 1,024, batch 8, warm page cache, one core, verification of
+every block on; every loader is timed in turn in several rounds, and the median is told. CPU seconds are those of the
+whole process, all threads. The others give tokens (nanoGPT: and targets); Keepstep gives tokens, labels, positions
+and documents. Preparation: Python's own sources. Prints Markdown.
+"""
+
+import argparse
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.config import DataConfig
+from data_pipeline.manifest import Manifest, Shard, Split, write_manifest
+from data_pipeline.packing import pack
+from data_pipeline.prepare import BuildOptions, build_dataset
+from data_pipeline.readers import ReadOptions
+from data_pipeline.sentencepiece_training import train_sentencepiece
+from data_pipeline.shards import PIECE, Block, ShardShape, write_shard
+from data_pipeline.stream import open_stream
+from data_pipeline.tokenizer import load_tokenizer
+
+ROW, BATCH, BLOCK_ROWS, VOCAB, END = 1024, 8, 128, 50_257, 0
+ROUNDS, BATCHES = 5, 2000
+
+Batches = Iterator[Any]
+
+
+def write_tokens(folder: Path, tokens: int) -> np.ndarray:
+    """The token stream that all loaders read; documents have the lengths of source files."""
+    random = np.random.default_rng(0)
+    lengths = np.maximum(2, random.lognormal(6.8, 1.1, tokens // 1600).astype(np.int64))
+    flat = random.integers(1, VOCAB, int(lengths.sum()), dtype=np.uint16)
+    flat[np.cumsum(lengths) - 1] = END
+    flat.tofile(folder / "tokens.bin")
+    write_keepstep(folder / "keepstep", flat, lengths)
+    return flat
+
+
+def write_keepstep(out: Path, flat: np.ndarray, lengths: np.ndarray, copies: int = 1) -> None:
+    """A data set of these documents; with `copies` the manifest lists the one shard so many times."""
+    pieces = pack(lengths, ROW, "best-fit")
+    rows = pieces.rows if copies == 1 else pieces.rows // BLOCK_ROWS * BLOCK_ROWS
+    shape = ShardShape(rows, ROW, BLOCK_ROWS, 2)
+    starts = np.cumsum(lengths) - lengths
+
+    def blocks() -> Iterator[Block]:
+        for block in range(shape.blocks):
+            number = shape.rows_of_block(block)
+            out_rows, used = np.full((number, shape.row_items), END, "<u2"), np.zeros(number, "<u4")
+            piece_start, origins = [0], []
+            for row in range(number):
+                first, last = pieces.row_start[block * BLOCK_ROWS + row : block * BLOCK_ROWS + row + 2]
+                for piece in range(first, last):
+                    document, offset, length = pieces.document[piece], pieces.offset[piece], pieces.length[piece]
+                    place = 2 + int(used[row])
+                    source = int(starts[document] + offset)
+                    out_rows[row, place : place + length] = flat[source : source + length]
+                    origins.append((used[row], 0, document, offset))
+                    used[row] += length
+                piece_start.append(len(origins))
+            out_rows[:, :2] = used.view("<u2").reshape(-1, 2)
+            yield Block(out_rows, np.array(piece_start, np.uint32), np.array(origins, PIECE))
+
+    for name in ("shards", "tokenizer"):
+        (out / name).mkdir(parents=True)
+    path = out / "shards" / "train-00000.shard"
+    checksum = write_shard(path, shape, blocks())
+    shards = (Shard("shards/train-00000.shard", rows, path.stat().st_size, checksum),) * copies
+    train = Split(rows * copies, len(lengths), int(lengths.sum()), 0, 0, shards, (0,))
+    splits = {"train": train, "held_out": Split(0, 0, 0, 0, 0, (), ())}
+    write_manifest(out, Manifest(ROW, BLOCK_ROWS, 2, "none", VOCAB, END, {}, splits))
+
+
+def keepstep(folder: Path, first_step: int = 0, prefetch: int = 16) -> Batches:
+    config = DataConfig.model_validate({"sources": [{"path": str(folder)}], "prefetch_batches": prefetch})
+    stream = open_stream(config, seq_len=ROW)
+    return stream.steps(first_step=first_step, global_batch_size=BATCH, micro_batch_size=BATCH, rank=0, world_size=1)
+
+
+def nanogpt(folder: Path) -> Batches:
+    """As nanoGPT's get_batch does: a new map and random windows for every batch, tokens and targets."""
+    import torch
+
+    while True:
+        data = np.memmap(folder / "tokens.bin", np.uint16, "r")
+        starts = torch.randint(len(data) - ROW, (BATCH,))
+        tokens = torch.stack([torch.from_numpy(data[i : i + ROW].astype(np.int64)) for i in starts])
+        targets = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + ROW].astype(np.int64)) for i in starts])
+        yield tokens, targets
+
+
+def mosaicml(folder: Path) -> Batches:
+    from streaming import MDSWriter, StreamingDataset  # pyright: ignore[reportMissingImports]
+    from torch.utils.data import DataLoader
+
+    out = folder / "mds"
+    if not out.exists():
+        flat = np.fromfile(folder / "tokens.bin", np.uint16)
+        with MDSWriter(out=str(out), columns={"tokens": f"ndarray:uint16:{ROW}"}) as writer:
+            for row in flat[: len(flat) // ROW * ROW].reshape(-1, ROW):
+                writer.write({"tokens": row})
+    data = StreamingDataset(local=str(out), batch_size=BATCH, shuffle=True)
+    while True:
+        yield from DataLoader(data, batch_size=BATCH)
+
+
+def litdata(folder: Path) -> Batches:
+    import litdata as ld  # pyright: ignore[reportMissingImports]
+    from torch.utils.data import DataLoader
+
+    out = folder / "litdata"
+    if not out.exists():
+        from litdata.streaming.writer import BinaryWriter  # pyright: ignore[reportMissingImports]
+
+        out.mkdir()
+        writer = BinaryWriter(str(out), chunk_bytes=64 << 20, item_loader=ld.TokensLoader(ROW))
+        import torch
+
+        flat = np.fromfile(folder / "tokens.bin", np.uint16)
+        for number, part in enumerate(np.array_split(flat, 100)):
+            writer[number] = torch.from_numpy(part)
+        writer.done()
+        writer.merge()
+    data = ld.StreamingDataset(str(out), item_loader=ld.TokensLoader(block_size=ROW), shuffle=True)
+    while True:
+        yield from DataLoader(data, batch_size=BATCH)
+
+
+def hugging_face(folder: Path) -> Batches:
+    from datasets import Dataset, load_from_disk
+    from torch.utils.data import DataLoader
+
+    out = folder / "datasets"
+    if not out.exists():
+        flat = np.fromfile(folder / "tokens.bin", np.uint16)
+        rows = flat[: len(flat) // ROW * ROW].reshape(-1, ROW)
+        Dataset.from_dict({"tokens": rows}).save_to_disk(str(out))
+    data = load_from_disk(str(out)).with_format("torch")
+    while True:
+        yield from DataLoader(data, batch_size=BATCH, shuffle=True)  # type: ignore[arg-type]
+
+
+LOADERS: dict[str, Callable[[Path], Batches]] = {
+    "Keepstep, every block verified": lambda folder: keepstep(folder / "keepstep"),
+    "Keepstep, prefetch off": lambda folder: keepstep(folder / "keepstep", prefetch=0),
+    "nanoGPT `np.memmap`": nanogpt,
+    "mosaicml-streaming (MDS)": mosaicml,
+    "litData `TokensLoader`": litdata,
+    "HF datasets, shuffled": hugging_face,
+}
+
+
+def time_loaders(folder: Path) -> dict[str, float]:
+    """Median tokens per CPU-second."""
+    opened: dict[str, Batches] = {}
+    for name, make in LOADERS.items():
+        try:
+            opened[name] = make(folder)
+            list(islice(opened[name], 100))
+        except ImportError as error:
+            print(f"left out: {name}: {error}", file=sys.stderr)
+            opened.pop(name, None)
+    rates: dict[str, list[float]] = {name: [] for name in opened}
+    for _ in range(ROUNDS):
+        for name, batches in opened.items():
+            number = BATCHES if "Keepstep" in name or "nanoGPT" in name else BATCHES // 5
+            started = time.process_time()
+            for _ in islice(batches, number):
+                pass
+            rates[name].append(number * BATCH * ROW / (time.process_time() - started))
+    return {name: statistics.median(rate) for name, rate in rates.items()}
+
+
+START_PROGRAM = r"""
+import re, sys, time
+from pathlib import Path
+from bench.data import keepstep
+def kib(name): return int(re.search(name + r":\s+(\d+)", Path("/proc/self/status").read_text())[1])
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+before = kib("VmRSS")
+started = time.perf_counter()
+next(keepstep(Path(sys.argv[1]), int(sys.argv[2])))
+seconds = time.perf_counter() - started
+print(seconds, (kib("VmHWM") - before) / 1024)
+"""
+
+
+def time_start(folder: Path, step: int) -> tuple[float, float]:
+    """Seconds to the first batch in a new process after the imports, and MiB that it grew by; medians."""
+    command = [sys.executable, "-c", START_PROGRAM, str(folder), str(step)]
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() for _ in range(ROUNDS)]
+    return statistics.median(float(run[0]) for run in runs), statistics.median(float(run[1]) for run in runs)
+
+
+def python_sources() -> list[str]:
+    files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    return [file.read_text(encoding="utf-8", errors="replace") for file in files if "site-packages" not in file.parts]
+
+
+def train_byte_bpe(texts: list[str], out: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=8192, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
+    )
+    out.mkdir(exist_ok=True)
+    tokenizer.save(str(out / "tokenizer.json"))
+    (out / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+
+
+def time_preparation(folder: Path) -> list[tuple[str, float]]:
+    """MB of text per CPU-second (whole builds: reading, hashing, packing and writing too), and the gain of two."""
+    texts = [text for text in python_sources() if text.strip()]
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    source = folder / "sources"
+    source.mkdir(exist_ok=True)
+    for number, text in enumerate(texts):
+        (source / f"{number:05d}.txt").write_text(text, encoding="utf-8")
+    train_byte_bpe(texts[::4], folder / "byte-bpe")
+    train_sentencepiece(texts[::4], folder / "bpe", vocab_size=8192)
+    import tokenizers
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    plain = tokenizers.Tokenizer.from_file(str(folder / "byte-bpe" / "tokenizer.json"))
+    cpu = time.process_time()
+    plain.encode_batch(texts, add_special_tokens=False)
+    out = [("HF `encode_batch` alone, byte-level BPE", size / (time.process_time() - cpu))]
+    for name, tokenizer in (("byte-level BPE (through tiktoken)", "byte-bpe"), ("SentencePiece BPE", "bpe")):
+        load_tokenizer(folder / tokenizer).encode_batch(texts[:1])  # finds the twin
+        seconds, cpu_seconds = build(folder, source, folder / tokenizer, 1)
+        out.append((f"`keepstep data build`, {name}", size / cpu_seconds))
+        two, _ = build(folder, source, folder / tokenizer, 2)
+        out.append((f"two workers over one, {name}: times faster", seconds / two))
+    return out
+
+
+def build(folder: Path, source: Path, tokenizer: Path, workers: int) -> tuple[float, float]:
+    """Wall and CPU seconds of a build, the start of workers left out of neither."""
+    out = folder / "built"
+    shutil.rmtree(out, ignore_errors=True)
+    options = BuildOptions(read=ReadOptions(format="text"), task_bytes=2 << 20)
+    wall, cpu = time.perf_counter(), _cpu()
+    build_dataset([str(source)], out, tokenizer, options, workers=workers)
+    return time.perf_counter() - wall, _cpu() - cpu
+
+
+def _cpu() -> float:
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=100, help="million tokens to read")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/keepstep-bench-data"))
+    options = parser.parse_args()
+    folder: Path = options.folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_tokens(folder, options.tokens * 10**6)
+    lengths = np.full(260_096, ROW)
+    write_keepstep(folder / "large", np.zeros(int(lengths.sum()), np.uint16), lengths, copies=3845)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    rates = time_loaders(folder)
+    os.sched_setaffinity(0, cores)
+    reference = rates["nanoGPT `np.memmap`"]
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, NumPy {np.__version__}\n")
+    print(f"| loader | M tokens per CPU-second (median of {ROUNDS}) | nanoGPT = 1 |\n| --- | --- | --- |")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate / 1e6:.1f} | {rate / reference:.2f} |")
+    print("\n| a new process, imports apart | seconds to the first batch | MiB |\n| --- | --- | --- |")
+    for name, data, step in (
+        (f"{options.tokens} M tokens, step 0", "keepstep", 0),
+        ("10^9 rows, step 0", "large", 0),
+        ("10^9 rows, resume at step 10^8", "large", 10**8),
+        ("10^9 rows, resume in epoch 80, step 10^10", "large", 10**10),
+    ):
+        seconds, mebibytes = time_start(folder / data, step)
+        print(f"| {name} | {seconds:.3f} | {mebibytes:.0f} |")
+    print("\n| preparation of Python's sources | MB per CPU-second |\n| --- | --- |")
+    for name, figure in time_preparation(folder):
+        print(f"| {name} | {figure:.2f} |")
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
