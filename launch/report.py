@@ -52,8 +52,9 @@ def as_json(spent: Account, happened: dict[str, int]) -> dict[str, Any]:
 
 
 def as_text(folder: Path, spent: Account, happened: dict[str, int]) -> str:
+    attempts = "1 attempt" if spent.attempts == 1 else f"{spent.attempts} attempts"
     lines = [
-        f"{folder}: goodput {spent.goodput:.1%} of {spent.total:,.1f} s in {spent.attempts} attempt{'s' * (spent.attempts > 1)}; "
+        f"{folder}: goodput {spent.goodput:.1%} of {spent.total:,.1f} s in {attempts}; "
         f"{spent.kept_steps} steps kept, {spent.lost_steps} lost",
         "",
     ]
