@@ -1,7 +1,6 @@
 """Programs for ranks: what an engine moves, keeps and refuses to do."""
 
 import gc
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,12 +76,8 @@ def skip_in_one(settings: dict[str, Any]) -> dict[str, Any]:
     one_step(engine, runtime, 0)
     before, result = _snapshot(engine), {}
     batches, _ = micro_batches(1, runtime)
-
-    def spoilt(model: nn.Module, batch: Any) -> Tensor:
-        bad = math.nan if runtime.data_parallel_rank == 0 else 1.0
-        return LOSS(model, batch) * bad
-
-    engine.forward_backward(batches, spoilt, 1.0)
+    too_much = 3e38 / (2**16 if config.precision == "fp16" else 1)  # with the loss scale: near fp32's largest number
+    engine.forward_backward(batches, LOSS, too_much if runtime.data_parallel_rank == 0 else 1.0)
     result["norm of a bad step"] = engine.step(LR, 1.0)
     result["bad step moved"] = not _equal(before, _snapshot(engine))
     result["norm of a steep step"] = one_step(engine, runtime, 1, skip_above=1e-3)[1]
