@@ -4,13 +4,15 @@
 submits a real job of two nodes, waits for a step, does its damage, and returns once the run is finished.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,17 @@ class Job:
                 found[int(next(v for v in env if v.startswith(b"RANK="))[5:])] = pid
         return found
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Stop the clock of all ranks for a while."""
+        ranks = self.ranks().values()
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     def head_node(self) -> str:
         return self.cluster.job(self.id)["BatchHost"]
 
@@ -185,14 +198,14 @@ def stop_signal(lab: Lab) -> Row:
 
 
 def rank_killed(lab: Lab) -> Row:
-    return disturb(lab, "kill-rank", "kill -9 of a rank", lambda job: os.kill(job.ranks()[1], 9))
+    return disturb(lab, "kill-rank", "kill -9 of a rank", lambda job: os.kill(job.ranks()[1], signal.SIGKILL))
 
 
 def torchrun_killed(lab: Lab) -> Row:
     def act(job: Job) -> None:
         run = str(job.folder.resolve())
         agents = {pid: c for pid, c in processes_with("KEEPSTEP_RUN", run).items() if "-m launch.agent" in c}
-        os.kill(min(agents), 9)
+        os.kill(min(agents), signal.SIGKILL)
 
     return disturb(lab, "kill-torchrun", "kill -9 of torchrun", act)
 
@@ -230,8 +243,12 @@ def slurmd_killed_and_back(lab: Lab) -> Row:
 
 
 def slurmd_killed_for_good(lab: Lab) -> Row:
+    """Slurm gives up the node, but the ranks on it are alive; with the others gone they must end by themselves."""
+
     def act(job: Job) -> None:
-        lab.cluster.kill_daemon(job.worker_node())
+        with job.held():
+            lab.cluster.kill_daemon(job.worker_node())
+            until(lambda: int(lab.cluster.job(job.id).get("Restarts", "0")) > 0, 60, "the requeue")
 
     return disturb(lab, "slurmd-gone", "slurmd killed for good", act)
 
@@ -254,11 +271,12 @@ def controller_restarted(lab: Lab) -> Row:
 
 
 def time_limit(lab: Lab) -> Row:
-    """The warning comes by itself; a run of many slow steps must be cut by it at least once."""
-    job = Job(lab, "time-limit").submit("--time", "1", "--requeue-limit", "3")
-    until(lambda: "requeue: stopped and saved" in job.log(), 120, "the warning before the time limit")
-    stopped = [event for event in read_jsonl(job.folder / "events.jsonl") if event["kind"] == "stopped"]
-    return job.after("time limit, warned by USR2", stopped[0]["time"])
+    """The ranks are held until the warning comes, so that a short run meets it."""
+    job = Job(lab, "time-limit").submit("--time", "1")
+    job.wait_step(15)
+    with job.held():
+        until(lambda: "SIGUSR2: asking the ranks" in job.log(), 120, "the warning before the time limit")
+    return job.after("time limit, warned by USR2", time.time())
 
 
 def _preempt(lab: Lab, name: str, event: str, partition: str) -> Row:
@@ -308,9 +326,11 @@ def main(names: list[str]) -> int:
             try:
                 row = DRILLS[name](Lab(cluster, Path(folder)))
                 print(row, flush=True)
-            except (AssertionError, TimeoutError) as error:
+            except (AssertionError, TimeoutError, KeyboardInterrupt) as error:
                 failed += 1
-                print(f"| {name} | FAILED: {error} | |", flush=True)
+                print(f"| {name} | FAILED | |", flush=True)
+                logs = [path.read_text() for path in sorted(Path(folder).glob("runs/*/logs/slurm-*.log"))]
+                print(*logs, cluster.slurm("scontrol", "show", "job"), repr(error), sep="\n", file=sys.stderr)
             finally:
                 cluster.down()
     return failed
