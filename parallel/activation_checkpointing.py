@@ -29,6 +29,7 @@ KEPT = frozenset(
         "aten::_scaled_dot_product_efficient_attention",
         "aten::_scaled_dot_product_cudnn_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "flex_attention",
         "keepstep::attention",
     }
 )
@@ -49,5 +50,4 @@ def apply_to_blocks(model: nn.Module, config: ParallelConfig) -> None:
 
 
 def _keep_or_recompute(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    name = operation.name() if isinstance(operation, torch._ops.OpOverload) else ""
-    return CheckpointPolicy.MUST_SAVE if name.split(".")[0] in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation.name().split(".")[0] in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
