@@ -90,8 +90,8 @@ class TorchEngine:
         state: dict[str, CheckpointTensor] = {}
         for name, parameter in self._parameters.items():
             state[f"model.{name}"] = parameter.detach()
-            for key in ("exp_avg", "exp_avg_sq", "step"):
-                state[f"optim.{name}.{key}"] = self.optimizer.state[parameter][key]
+            for key, value in self.optimizer.state[parameter].items():
+                state[f"optim.{name}.{key}"] = value
         return state | (self._scaler.state() if self._scaler is not None else {})
 
     def loaded(self) -> None:
@@ -110,15 +110,16 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def create_moments(optimizer: Optimizer) -> None:
-    """Give Adam its zero moments before the first step, as a checkpoint needs them at any time."""
+    """Give the optimizer its zero moments before the first step, as a checkpoint needs them at any time."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             on_device = group.get("fused") or group.get("capturable")
             optimizer.state[parameter] = {
                 "step": torch.zeros((), device=parameter.device if on_device else "cpu"),
                 "exp_avg": torch.zeros_like(parameter.detach()),
-                "exp_avg_sq": torch.zeros_like(parameter.detach()),
             }
+            if not group.get("muon"):
+                optimizer.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter.detach())
 
 
 @torch.no_grad()

@@ -82,8 +82,10 @@ class ModelConfig(Section):
 
 
 class OptimConfig(Section):
-    """AdamW and the learning-rate schedule."""
+    """The optimizer and the learning-rate schedule."""
 
+    algorithm: Literal["adamw", "muon"] = "adamw"
+    """adamw; or muon: the matrices inside blocks by Muon, the rest by AdamW (single, ddp and fsdp2)."""
     lr: float = Field(gt=0)
     """Peak learning rate."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
@@ -184,6 +186,11 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _fits(self) -> "Recipe":
         train, optim = self.train, self.optim
+        if optim.algorithm == "muon" and self.parallel.engine.startswith("zero"):
+            raise ValueError(
+                f"optim.algorithm muon needs whole matrices, but parallel.engine {self.parallel.engine} cuts them flat; "
+                "set parallel.engine to fsdp2, or optim.algorithm to adamw"
+            )
         if train.global_batch_size % train.micro_batch_size:
             raise ValueError(
                 f"train.global_batch_size ({train.global_batch_size}) must be a multiple of "

@@ -1,4 +1,4 @@
-"""AdamW with weight decay on matrices only."""
+"""AdamW, or Muon with AdamW, with weight decay on matrices only."""
 
 import logging
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from train.config import OptimConfig
+from train.muon import MuonAdamW
 
 log = logging.getLogger(__name__)
 
@@ -16,14 +17,24 @@ log = logging.getLogger(__name__)
 class ParamGroup:
     names: tuple[str, ...]
     weight_decay: float
+    muon: bool = False
 
 
 def group_names(names: list[str], config: OptimConfig) -> list[ParamGroup]:
-    """Two groups by name, so that sharding, flattening and compiling cannot change them."""
-    decayed = [name for name in names if _decays(name, config)]
-    rest = [name for name in names if not _decays(name, config)]
-    groups = [ParamGroup(tuple(decayed), config.weight_decay), ParamGroup(tuple(rest), 0.0)]
+    """Groups by name, so that sharding, flattening and compiling cannot change them."""
+    matrices = [name for name in names if config.algorithm == "muon" and _is_matrix_in_block(name)]
+    others = [name for name in names if name not in matrices]
+    groups = [
+        ParamGroup(tuple(matrices), config.weight_decay, muon=True),
+        ParamGroup(tuple(name for name in others if _decays(name, config)), config.weight_decay),
+        ParamGroup(tuple(name for name in others if not _decays(name, config)), 0.0),
+    ]
     return [group for group in groups if group.names]
+
+
+def _is_matrix_in_block(name: str) -> bool:
+    *_, module, kind = name.split(".")
+    return name.startswith("layers.") and kind == "weight" and "norm" not in module
 
 
 def _decays(name: str, config: OptimConfig) -> bool:
@@ -41,15 +52,23 @@ def plain_name(name: str) -> str:
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """Fused AdamW (Loshchilov and Hutter 2019) over the parameters as they stand after wrapping."""
+    """Fused AdamW (Loshchilov and Hutter 2019), or Muon, over the parameters as they stand after wrapping."""
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     groups = group_names(list(parameters), config)
     for group in groups:
         count = sum(parameters[name].numel() for name in group.names)
-        log.info("weight decay %g: %d tensors, %d parameters", group.weight_decay, len(group.names), count)
-    return AdamW(
+        algorithm = "Muon" if group.muon else "AdamW"
+        log.info(
+            "%s, weight decay %g: %d tensors, %d parameters", algorithm, group.weight_decay, len(group.names), count
+        )
+    optimizer = MuonAdamW if config.algorithm == "muon" else AdamW
+    return optimizer(
         [
-            {"params": [parameters[name] for name in group.names], "weight_decay": group.weight_decay}
+            {
+                "params": [parameters[name] for name in group.names],
+                "weight_decay": group.weight_decay,
+                "muon": group.muon,
+            }
             for group in groups
         ],
         lr=config.lr,
