@@ -46,12 +46,13 @@ def watchdogs(left: Left, folder: Path, events: list[Any], hang_seconds: float =
     def record(kind: str, **details: Any) -> None:
         events.append((kind, details))
 
-    return [
+    left.dogs += [
         Watchdog(
             folder / "status.json", folder / "logs", rank=rank, world_size=2, hang_seconds=hang_seconds, record=record
         )
         for rank in range(2)
     ]
+    return left.dogs
 
 
 def test_a_rank_that_stays_behind_is_named_with_its_stack_and_all_leave(
