@@ -188,7 +188,7 @@ class Recipe(Section):
         train, optim = self.train, self.optim
         if optim.algorithm == "muon" and self.parallel.engine.startswith("zero"):
             raise ValueError(
-                f"optim.algorithm muon needs whole matrices, but parallel.engine {self.parallel.engine} cuts them flat; "
+                f"optim.algorithm muon needs whole matrices; not with parallel.engine {self.parallel.engine}: "
                 "set parallel.engine to fsdp2, or optim.algorithm to adamw"
             )
         if train.global_batch_size % train.micro_batch_size:
