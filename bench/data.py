@@ -33,7 +33,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.manifest import Manifest, Shard, Split, write_manifest
 from data_pipeline.packing import pack
 from data_pipeline.prepare import BuildOptions, build_dataset
-from data_pipeline.readers import ReadOptions
+from data_pipeline.records import ReadOptions
 from data_pipeline.sentencepiece_training import train_sentencepiece
 from data_pipeline.shards import PIECE, Block, ShardShape, write_shard
 from data_pipeline.stream import open_stream

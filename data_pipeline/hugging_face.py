@@ -8,7 +8,8 @@ from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import HUGGING_FACE, InputFile
-from data_pipeline.readers import ReadOptions, Record, missing_key, text_of_row
+from data_pipeline.readers import text_of_row
+from data_pipeline.records import TOO_LONG, ReadOptions, Record, missing_key
 
 _SAVED = ("state.json", "dataset_dict.json")  # written by save_to_disk
 
@@ -36,7 +37,7 @@ def read_hugging_face(address: str, options: ReadOptions) -> Iterator[Record]:
     for index, row in enumerate(rows):
         record = text_of_row(row, options, whole, index)
         too_long = record.text is not None and len(record.text) > options.max_document_bytes
-        yield Record(None, "longer than the limit") if too_long else record
+        yield Record(None, TOO_LONG) if too_long else record
 
 
 def _open(address: str) -> Any:

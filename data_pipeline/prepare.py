@@ -6,8 +6,6 @@ and kind of workers.
 """
 
 import json
-import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,27 +15,24 @@ from typing import Any
 
 import xxhash
 
+from data_pipeline.build_folder import begin, building_folder, drop_if_worthless, finish, finished
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import InputFile, Task, cut_into_tasks, list_inputs
 from data_pipeline.manifest import (
-    FILES,
     HELD_OUT,
-    NAME,
     TRAIN,
     Manifest,
     Shard,
     Split,
-    parse_manifest,
-    write_manifest,
 )
 from data_pipeline.packing import Packing
-from data_pipeline.readers import ReadOptions, cuts
+from data_pipeline.readers import cuts
+from data_pipeline.records import ReadOptions
 from data_pipeline.rows import GROUP_TOKENS, Group, describe, group_tasks, make_group, plan_shards, write_rows
 from data_pipeline.selection import Selected, select_documents
 from data_pipeline.shards import Compression, ShardShape
 from data_pipeline.tokenizer import find_tokenizer, hashes, load_tokenizer, tokenizer_files
 from data_pipeline.tokenizing import TokenizeOptions, run_task, task_files
-from data_pipeline.whole_file import write_whole
 from data_pipeline.workers import Pool, open_pool
 
 BLOCK_BYTES = 256 << 10
@@ -144,7 +139,7 @@ def build_dataset(
         with open_pool(workers) as opened:
             return _build(plan, out, work, opened, share, report)
     except DataError:
-        _drop_if_worthless(out, work)
+        drop_if_worthless(out, work)
         raise
 
 
@@ -152,52 +147,6 @@ def _fitting_task_bytes(files: Sequence[InputFile]) -> int:
     """Enough tasks to go round many workers, and not too many files."""
     total = sum(file.size or 0 for file in files)
     return min(max(total // 256, 4 << 20), 256 << 20)
-
-
-def _drop_if_worthless(out: Path, work: Path) -> None:
-    """Leave nothing behind of a build that failed before it had any tokens."""
-    if not any(file.stat().st_size for file in work.glob("task-*.tokens")):
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(building_folder(out), ignore_errors=True)
-
-
-def finished(out: Path, plan_hash: str) -> Manifest | None:
-    if not out.exists():
-        return None
-    if not (out / NAME).is_file():
-        raise DataError(f"{out} exists and is not a data set; choose another --out")
-    manifest = parse_manifest((out / NAME).read_bytes(), str(out))
-    if manifest.plan != plan_hash:
-        raise DataError(f"{out} is a data set of other inputs or options; choose another --out, or delete it")
-    shutil.rmtree(work_folder(out), ignore_errors=True)
-    return manifest
-
-
-def work_folder(out: Path) -> Path:
-    return out.with_name(out.name + ".work")
-
-
-def building_folder(out: Path) -> Path:
-    return out.with_name(out.name + ".building")
-
-
-def begin(out: Path, plan_hash: str, content: dict[str, Any], tokenizer: dict[str, bytes]) -> Path:
-    """The work folder, new or of a build of the same plan."""
-    work = work_folder(out)
-    (work / "tokenizer").mkdir(parents=True, exist_ok=True)
-    plan_file = work / "plan.json"
-    if plan_file.exists():
-        begun = json.loads(plan_file.read_bytes())
-        if begun["hash"] != plan_hash and any(work.glob("task-*.json")):
-            changed = [name for name in content if begun["content"].get(name) != content[name]]
-            raise DataError(
-                f"{work} holds a build that was begun with other {' and '.join(changed)}; repeat that command to "
-                f"finish it, delete {work}, or choose another --out"
-            )
-    for name, data in tokenizer.items():
-        write_whole(work / "tokenizer" / name, data)
-    write_whole(plan_file, json.dumps({"hash": plan_hash, "content": content}).encode())
-    return work
 
 
 def _build(
@@ -320,29 +269,3 @@ def write_splits(
 def _in_order(pool: Pool, calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
     results = dict(pool.run(calls))
     return [results[number] for number in range(len(calls))]
-
-
-def finish(out: Path, work: Path, manifest: Manifest, addresses: Sequence[str]) -> None:
-    """Complete the folder, give it its name, and drop the work."""
-    building = building_folder(out)
-    for left_over in building.rglob("*.partial"):  # by a process that was killed
-        left_over.unlink()
-    (building / "tokenizer").mkdir(exist_ok=True)
-    for file in sorted((work / "tokenizer").iterdir()):
-        if file.name in manifest.tokenizer:
-            write_whole(building / "tokenizer" / file.name, file.read_bytes())
-    write_whole(building / FILES, json.dumps(list(addresses), indent=0).encode())
-    write_manifest(building, manifest)
-    for folder in (building / "tokenizer", building / "shards", building):
-        _sync_folder(folder)
-    building.rename(out)
-    _sync_folder(out.parent)
-    shutil.rmtree(work)
-
-
-def _sync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -8,50 +8,28 @@ comes out with the reason.
 import itertools
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal
 
 from data_pipeline.compression import HEAD_BYTES, READ_BYTES, chunks, kind_of
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import HUGGING_FACE, InputFile, Part, open_input
-
-Format = Literal["auto", "jsonl", "parquet", "text"]
+from data_pipeline.records import (
+    BLANK,
+    MISSING,
+    NOT_JSON,
+    NOT_OBJECT,
+    NOT_TEXT,
+    NULL,
+    ReadOptions,
+    Record,
+    decode_piece,
+    missing_key,
+)
 
 _BOM = b"\xef\xbb\xbf"
 _PARQUET_MAGIC = b"PAR1"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    format: Format = "auto"
-    text_key: str = "text"
-    separator: str | None = None
-    """Between the documents of a plain text file; null: one document a file."""
-    on_error: Literal["strict", "replace"] = "strict"
-    """Bytes that are not UTF-8: stop, or put U+FFFD in their place."""
-    max_document_bytes: int = 32 << 20
-    """Longer documents are dropped."""
-
-
-class Record(NamedTuple):
-    """One document, or why there is none. Records are numbered by their place in the file."""
-
-    text: str | None
-    problem: str | None = None
-    mended: bool = False
-
-
-BLANK = "blank line"
-MISSING, NULL, NOT_TEXT, NOT_JSON, NOT_OBJECT, TOO_LONG = (
-    "no text key",
-    "text is null",
-    "text is not a string",
-    "line is not JSON",
-    "line is not a JSON object",
-    "longer than the limit",
-)
 
 
 def read_records(file: InputFile, part: Part, options: ReadOptions) -> Iterator[Record]:
@@ -68,7 +46,9 @@ def _read_file(file: InputFile, part: Part, options: ReadOptions) -> Iterator[Re
         if part.end is not None or part.start:
             kind = options.format if options.format != "auto" else format_of(opened.read(HEAD_BYTES), file.address)
             if kind == "parquet":
-                yield from _read_parquet(opened, file.address, part, options)
+                from data_pipeline.parquet import read_parquet
+
+                yield from read_parquet(opened, file.address, part, options)
                 return
             pieces = _lines_that_begin_in(opened, part, options.max_document_bytes)
         else:
@@ -78,13 +58,15 @@ def _read_file(file: InputFile, part: Part, options: ReadOptions) -> Iterator[Re
             if kind == "parquet":
                 if not opened.seekable():
                     raise DataError(f"{file.address}: parquet cannot be read from a stream; copy the file first")
-                yield from _read_parquet(opened, file.address, part, options)
+                from data_pipeline.parquet import read_parquet
+
+                yield from read_parquet(opened, file.address, part, options)
                 return
             pieces = _pieces(head, stream, kind, file.address, options)
         if kind == "jsonl":
             yield from _read_jsonl(pieces, file.address, options)
         else:
-            yield from (_decoded(piece, file.address, number, options) for number, piece in enumerate(pieces))
+            yield from (decode_piece(piece, file.address, number, options) for number, piece in enumerate(pieces))
 
 
 def _at_least(stream: Iterator[bytes], size: int) -> bytes:
@@ -176,25 +158,11 @@ def _lines_that_begin_in(file: BinaryIO, part: Part, limit: int) -> Iterator[byt
         position += length
 
 
-def _decoded(piece: bytes | None, name: str, number: int, options: ReadOptions) -> Record:
-    if piece is None:
-        return Record(None, TOO_LONG)
-    try:
-        return Record(piece.decode())
-    except UnicodeDecodeError as error:
-        if options.on_error == "strict":
-            raise DataError(
-                f"{name}, record {number + 1} is not UTF-8 ({error.reason} at byte {error.start}); convert the file, "
-                f"or take U+FFFD for what cannot be read: --on-error replace"
-            ) from None
-        return Record(piece.decode(errors="replace"), mended=True)
-
-
 def _read_jsonl(lines: Iterable[bytes | None], name: str, options: ReadOptions) -> Iterator[Record]:
     keys_found: set[str] = set()
     with_key = False
     for number, line in enumerate(lines):
-        decoded = _decoded(line, name, number, options)
+        decoded = decode_piece(line, name, number, options)
         if decoded.text is None:
             yield decoded
             continue
@@ -212,10 +180,6 @@ def _read_jsonl(lines: Iterable[bytes | None], name: str, options: ReadOptions) 
         yield text_of_row(row, options, name, number, decoded.mended)
     if keys_found and not with_key:
         raise missing_key(name, options.text_key, keys_found)
-
-
-def missing_key(name: str, key: str, found: Iterable[str]) -> DataError:
-    return DataError(f"no row of {name} has the key {key!r} (found: {', '.join(sorted(found)[:20])}); set --text-key")
 
 
 def text_of_row(row: Any, options: ReadOptions, name: str, number: int, mended: bool = False) -> Record:
@@ -243,31 +207,6 @@ def text_of_row(row: Any, options: ReadOptions, name: str, number: int, mended: 
     return Record(text, mended=mended)
 
 
-def _read_parquet(file: BinaryIO, name: str, part: Part, options: ReadOptions) -> Iterator[Record]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    file.seek(0)
-    try:
-        table = pq.ParquetFile(file)
-        if options.text_key not in table.schema_arrow.names:
-            raise missing_key(name, options.text_key, table.schema_arrow.names)
-        kind = table.schema_arrow.field(options.text_key).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)):
-            raise DataError(f"{name}: the column {options.text_key!r} holds {kind}, not text; set --text-key")
-        groups = range(part.start, table.num_row_groups if part.end is None else part.end)
-        number = 0
-        for batch in table.iter_batches(256, row_groups=list(groups), columns=[options.text_key]):
-            for value in batch.column(0).cast(pa.large_binary()).to_pylist():
-                if value is None:
-                    yield Record(None, NULL)
-                else:
-                    yield _decoded(value if len(value) <= options.max_document_bytes else None, name, number, options)
-                number += 1
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{name} is damaged parquet: {error}; fetch it again") from None
-
-
 def cuts(file: InputFile, options: ReadOptions, task_bytes: int) -> list[Part] | None:
     """How a large file is read by several tasks: by bytes where records end at newlines, by row groups in parquet."""
     with open_input(file.address) as opened:
@@ -276,26 +215,10 @@ def cuts(file: InputFile, options: ReadOptions, task_bytes: int) -> list[Part] |
             return None
         kind = options.format if options.format != "auto" else format_of(head, file.address)
         if kind == "parquet":
-            return _parquet_cuts(opened, file.address, task_bytes)
+            from data_pipeline.parquet import parquet_cuts
+
+            return parquet_cuts(opened, file.address, task_bytes)
     if kind == "jsonl" or (kind == "text" and options.separator == "\n"):
         ends = [*range(0, file.size or 0, task_bytes), file.size or 0]
         return [Part(0, start, end) for start, end in itertools.pairwise(ends)]
     return None
-
-
-def _parquet_cuts(opened: BinaryIO, name: str, task_bytes: int) -> list[Part]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    opened.seek(0)
-    try:
-        metadata = pq.ParquetFile(opened).metadata
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{name} is damaged parquet: {error}; fetch it again") from None
-    parts, start, size = [], 0, 0
-    for group in range(metadata.num_row_groups):
-        size += metadata.row_group(group).total_byte_size
-        if size >= task_bytes or group == metadata.num_row_groups - 1:
-            parts.append(Part(0, start, group + 1))
-            start, size = group + 1, 0
-    return parts

@@ -15,11 +15,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from data_pipeline.build_folder import begin, finish, finished
 from data_pipeline.cache import BlockCache
 from data_pipeline.dataset import DataSet
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import HELD_OUT, TRAIN, Manifest
-from data_pipeline.prepare import BuildOptions, Report, begin, finish, finished, write_splits
+from data_pipeline.prepare import BuildOptions, Report, write_splits
 from data_pipeline.rows_reader import RowReader
 from data_pipeline.selection import IN_HELD_OUT, IN_TRAIN, Selected, choice_file
 from data_pipeline.shards import PIECE, ShardShape

@@ -11,7 +11,8 @@ from typing import Literal
 
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import Part, list_inputs
-from data_pipeline.readers import ReadOptions, read_records
+from data_pipeline.readers import read_records
+from data_pipeline.records import ReadOptions
 from data_pipeline.tokenizer import SENTENCEPIECE_FILE
 from data_pipeline.whole_file import write_whole
 

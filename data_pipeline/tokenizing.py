@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from data_pipeline import cleaning
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import InputFile, Task
-from data_pipeline.readers import BLANK, ReadOptions, read_records
+from data_pipeline.readers import read_records
+from data_pipeline.records import BLANK, ReadOptions
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from data_pipeline.whole_file import passing_name, write_whole
 

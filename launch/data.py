@@ -14,7 +14,7 @@ from launch.data_trace import add_audit, add_trace, audit_run, trace_run
 
 if TYPE_CHECKING:
     from data_pipeline.prepare import BuildOptions, Progress
-    from data_pipeline.readers import ReadOptions
+    from data_pipeline.records import ReadOptions
     from data_pipeline.workers import Pool
 
 
@@ -50,7 +50,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
 
 
 def _reading(options: argparse.Namespace) -> "ReadOptions":
-    from data_pipeline.readers import ReadOptions
+    from data_pipeline.records import ReadOptions
 
     separator = options.separator
     if separator is not None:

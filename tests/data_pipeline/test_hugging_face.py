@@ -5,7 +5,8 @@ import pytest
 from data_pipeline.errors import DataError
 from data_pipeline.hugging_face import list_hugging_face, parse
 from data_pipeline.inputs import InputFile, Part
-from data_pipeline.readers import ReadOptions, Record, read_records
+from data_pipeline.readers import read_records
+from data_pipeline.records import ReadOptions, Record
 from tests.data_pipeline.sets import write_jsonl
 
 

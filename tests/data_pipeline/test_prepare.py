@@ -17,7 +17,7 @@ from data_pipeline import prepare
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import FILES, HELD_OUT, NAME, TRAIN, parse_manifest
 from data_pipeline.prepare import BuildOptions, Progress, build_dataset
-from data_pipeline.readers import ReadOptions
+from data_pipeline.records import ReadOptions
 from data_pipeline.tokenizer import load_tokenizer
 from data_pipeline.workers import Pool
 from tests.data_pipeline.conftest import Built

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from data_pipeline import readers
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import InputFile, Part
-from data_pipeline.readers import ReadOptions, Record, cuts, format_of, read_records, split
+from data_pipeline.readers import cuts, format_of, read_records, split
+from data_pipeline.records import ReadOptions, Record
 
 MIXED = """\
 {"text":"one","meta":{"src":"a"}}
@@ -212,7 +213,8 @@ def test_memory_is_bounded_whatever_the_length_of_a_line(file: Path) -> None:
     with file.open("wb") as opened:
         opened.write(b'{"text":"' + b"x" * (400 << 20) + b'"}\n{"text":"last"}\n')
     program = (
-        "import resource, sys; from data_pipeline.readers import *; from data_pipeline.inputs import *\n"
+        "import resource; from data_pipeline.readers import *; from data_pipeline.records import *\n"
+        "from data_pipeline.inputs import *\n"
         "import json, pathlib\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         f"records = list(read_records(InputFile({str(file)!r}, 0), Part(0), ReadOptions(max_document_bytes=1 << 20)))\n"

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.build_folder import building_folder, work_folder
 from data_pipeline.errors import DataError
-from data_pipeline.prepare import BuildOptions, building_folder, work_folder
+from data_pipeline.prepare import BuildOptions
 from data_pipeline.repack import repack_dataset
 from data_pipeline.workers import Pool
 from tests.data_pipeline.conftest import Built

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.errors import DataError
-from data_pipeline.readers import ReadOptions
+from data_pipeline.records import ReadOptions
 from data_pipeline.sentencepiece_training import (
     MAX_SENTENCE_BYTES,
     cut_sentences,
