@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.launcher import api
 
     api.LocalElasticAgent = _agent_class()
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # we say it better
+    for name in ("multiprocessing.api", "rendezvous.dynamic_rendezvous"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)  # we say it better
     try:
         torchrun.run(torchrun.parse_args(list(argv)))
     except ChildFailedError as error:

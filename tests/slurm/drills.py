@@ -26,13 +26,13 @@ from train.events import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 KEEPSTEP = [sys.executable, "-m", "launch.cli"]
-STEPS = 80
+STEPS = 40
 RECIPE = {
     "model": {"vocab_size": 512, "seq_len": 32, "n_layers": 2, "n_heads": 2, "d_model": 32},
     "optim": {"lr": 1e-3, "warmup_steps": 2},
     "train": {"steps": STEPS, "global_batch_size": 12, "micro_batch_size": 2, "log_every": 10, "eval_sequences": 0},
     "parallel": {"engine": "fsdp2", "device": "cpu"},
-    "checkpoint": {"every": 10, "keep_last": 2},
+    "checkpoint": {"every": 5, "keep_last": 2},
 }
 SITE = "CPUS_PER_NODE=2\nRANKS_PER_NODE=1\nWARN_SECONDS=30\nHEALTH_OPTIONS='--min-free-gib 0.1 --min-memory-gib 0.1'\n"
 
@@ -184,7 +184,7 @@ class Job:
         return next(node for node in nodes if node != self.head_node())
 
 
-def disturb(lab: Lab, name: str, event: str, act: Callable[[Job], object], *options: str, at_step: int = 15) -> Row:
+def disturb(lab: Lab, name: str, event: str, act: Callable[[Job], object], *options: str, at_step: int = 12) -> Row:
     """The common course of a drill: submit, wait for a step, act, compare."""
     job = Job(lab, name).submit(*options)
     job.wait_step(at_step)
@@ -273,7 +273,7 @@ def controller_restarted(lab: Lab) -> Row:
 def time_limit(lab: Lab) -> Row:
     """The ranks are held until the warning comes, so that a short run meets it."""
     job = Job(lab, "time-limit").submit("--time", "1")
-    job.wait_step(15)
+    job.wait_step(12)
     with job.held():
         until(lambda: "SIGUSR2: asking the ranks" in job.log(), 120, "the warning before the time limit")
     return job.after("time limit, warned by USR2", time.time())
@@ -281,7 +281,7 @@ def time_limit(lab: Lab) -> Row:
 
 def _preempt(lab: Lab, name: str, event: str, partition: str) -> Row:
     job = Job(lab, name).submit(sbatch=(f"--partition={partition}",))
-    job.wait_step(15)
+    job.wait_step(12)
     moment = time.time()
     urgent = ("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3")
     urgent_id = lab.cluster.slurm(*urgent)
