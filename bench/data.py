@@ -41,6 +41,7 @@ from data_pipeline.tokenizer import load_tokenizer
 
 ROW, BATCH, BLOCK_ROWS, VOCAB, END = 1024, 8, 128, 50_257, 0
 ROUNDS, BATCHES = 5, 2000
+COPIES = 3  # of the sources that are prepared
 
 Batches = Iterator[Any]
 
@@ -91,7 +92,7 @@ def write_keepstep(out: Path, flat: np.ndarray, lengths: np.ndarray, copies: int
     write_manifest(out, Manifest(ROW, BLOCK_ROWS, 2, "none", VOCAB, END, {}, splits))
 
 
-def keepstep(folder: Path, first_step: int = 0, prefetch: int = 16) -> Batches:
+def keepstep(folder: Path, first_step: int = 0, prefetch: int = 32) -> Batches:
     config = DataConfig.model_validate({"sources": [{"path": str(folder)}], "prefetch_batches": prefetch})
     stream = open_stream(config, seq_len=ROW)
     return stream.steps(first_step=first_step, global_batch_size=BATCH, micro_batch_size=BATCH, rank=0, world_size=1)
@@ -198,18 +199,19 @@ from bench.data import keepstep
 def kib(name): return int(re.search(name + r":\s+(\d+)", Path("/proc/self/status").read_text())[1])
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
 before = kib("VmRSS")
-started = time.perf_counter()
+started, cpu = time.perf_counter(), time.process_time()
 next(keepstep(Path(sys.argv[1]), int(sys.argv[2])))
-seconds = time.perf_counter() - started
-print(seconds, (kib("VmHWM") - before) / 1024)
+seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+print(seconds, cpu, (kib("VmHWM") - before) / 1024)
 """
 
 
-def time_start(folder: Path, step: int) -> tuple[float, float]:
-    """Seconds to the first batch in a new process after the imports, and MiB that it grew by; medians."""
+def time_start(folder: Path, step: int) -> list[float]:
+    """Seconds to the first batch in a new process after the imports, of the clock and of the CPU, and MiB that it grew
+    by; medians."""
     command = [sys.executable, "-c", START_PROGRAM, str(folder), str(step)]
     runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() for _ in range(ROUNDS)]
-    return statistics.median(float(run[0]) for run in runs), statistics.median(float(run[1]) for run in runs)
+    return [statistics.median(float(run[place]) for run in runs) for place in range(3)]
 
 
 def python_sources() -> list[str]:
@@ -238,7 +240,7 @@ def time_preparation(folder: Path) -> list[tuple[str, float]]:
     size = sum(len(text.encode()) for text in texts) / 1e6
     source = folder / "sources"
     source.mkdir(exist_ok=True)
-    for number, text in enumerate(texts):
+    for number, text in enumerate(COPIES * texts):
         (source / f"{number:05d}.txt").write_text(text, encoding="utf-8")
     train_byte_bpe(texts[::4], folder / "byte-bpe")
     train_sentencepiece(texts[::4], folder / "bpe", vocab_size=8192)
@@ -251,10 +253,12 @@ def time_preparation(folder: Path) -> list[tuple[str, float]]:
     out = [("HF `encode_batch` alone, byte-level BPE", size / (time.process_time() - cpu))]
     for name, tokenizer in (("byte-level BPE (through tiktoken)", "byte-bpe"), ("SentencePiece BPE", "bpe")):
         load_tokenizer(folder / tokenizer).encode_batch(texts[:1])  # finds the twin
-        seconds, cpu_seconds = build(folder, source, folder / tokenizer, 1)
-        out.append((f"`keepstep data build`, {name}", size / cpu_seconds))
-        two, _ = build(folder, source, folder / tokenizer, 2)
-        out.append((f"two workers over one, {name}: times faster", seconds / two))
+        one, one_cpu = build(folder, source, folder / tokenizer, 1)
+        two, two_cpu = build(folder, source, folder / tokenizer, 2)
+        out.append((f"`keepstep data build`, {name}", COPIES * size / one_cpu))
+        out.append(
+            (f"the same by two workers, {COPIES * size:.0f} MB: {one / two:.2f} times faster", COPIES * size / two_cpu)
+        )
     return out
 
 
@@ -292,15 +296,17 @@ def main() -> None:
     print(f"| loader | M tokens per CPU-second (median of {ROUNDS}) | nanoGPT = 1 |\n| --- | --- | --- |")
     for name, rate in rates.items():
         print(f"| {name} | {rate / 1e6:.1f} | {rate / reference:.2f} |")
-    print("\n| a new process, imports apart | seconds to the first batch | MiB |\n| --- | --- | --- |")
+    print(
+        "\n| a new process, imports apart | seconds to the first batch | CPU-seconds | MiB |\n| --- | --- | --- | --- |"
+    )
     for name, data, step in (
         (f"{options.tokens} M tokens, step 0", "keepstep", 0),
         ("10^9 rows, step 0", "large", 0),
         ("10^9 rows, resume at step 10^8", "large", 10**8),
         ("10^9 rows, resume in epoch 80, step 10^10", "large", 10**10),
     ):
-        seconds, mebibytes = time_start(folder / data, step)
-        print(f"| {name} | {seconds:.3f} | {mebibytes:.0f} |")
+        seconds, cpu_seconds, mebibytes = time_start(folder / data, step)
+        print(f"| {name} | {seconds:.3f} | {cpu_seconds:.3f} | {mebibytes:.0f} |")
     print("\n| preparation of Python's sources | MB per CPU-second |\n| --- | --- |")
     for name, figure in time_preparation(folder):
         print(f"| {name} | {figure:.2f} |")

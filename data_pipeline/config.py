@@ -40,7 +40,7 @@ class DataConfig(BaseModel):
     """Planned changes of the weights, by step. Changing a weight between two starts of a run works as well."""
     seed: int = Field(default=1, ge=0)
     """Of the order of samples."""
-    prefetch_batches: int = Field(default=16, ge=0)
+    prefetch_batches: int = Field(default=32, ge=0)
     """Micro batches read ahead by a thread; 0 reads in the loop."""
     cache_gib: float = Field(default=8.0, gt=0)
     """Most bytes kept locally of data that lies in an object store."""

@@ -59,6 +59,10 @@ class Samples:
         return Samples(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
+def joined(parts: Sequence[Samples]) -> Samples:
+    return Samples(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Samples)))
+
+
 def quantise(weights: Sequence[float], period: int) -> NDArray[np.int64]:
     """Counts that add up to `period`, by largest remainder. DataError if a source would get none."""
     shares = np.array(weights, np.float64) / sum(weights) * period

@@ -51,8 +51,10 @@ class RowReader:
         self.quarantined: dict[int, str] = {}
         self._indexes: dict[int, ShardIndex] = {}
         mapped = isinstance(dataset.storages[0], LocalStorage) and manifest.compression == "none"
-        self._direct = np.full(self.blocks, mapped)  # blocks that are taken from the map, and not through the cache
-        self._verified = np.zeros(self.blocks, bool)  # of those
+        self.cached = not mapped
+        """Whether blocks go through the cache: all, or some that the mirror gave."""
+        self._diverted = np.full(self.blocks, True) if self.cached else np.zeros(self.blocks, bool)
+        self._verified = np.zeros(self.blocks, bool)  # of the others, which are taken from the map
         self._matrices: dict[int, Rows] = {}
 
     def cut_rows(self, rows: Indices, cuts: int, lanes: Indices, windows: Indices) -> tuple[Rows, NDArray[np.int64]]:
@@ -73,11 +75,6 @@ class RowReader:
         """The addresses of the input files."""
         return self._dataset.files()
 
-    @property
-    def cached(self) -> bool:
-        """Whether blocks go through the cache."""
-        return not self._direct.all()
-
     def gather(self, rows: Indices, lanes: Indices, windows: Indices) -> Rows:
         """[len(rows), row_items], a copy. `lanes` and `windows` tell the cache how long the blocks are wanted."""
         while True:
@@ -86,7 +83,7 @@ class RowReader:
             missing = self._missing(blocks)
             if not missing or self._load(missing):
                 break
-        direct = self._direct[blocks]
+        direct = ~self._diverted[blocks]
         if direct.all():
             return self._take(wanted, blocks)
         out = np.empty((len(wanted), self.shape.row_items), self.shape.dtype)
@@ -101,14 +98,14 @@ class RowReader:
         return out
 
     def _missing(self, blocks: Indices) -> list[int]:
-        direct = self._direct[blocks]
+        direct = ~self._diverted[blocks]
         unknown = direct & ~self._verified[blocks]
         if direct.all() and not unknown.any():
             return []
         return [
             block
             for block in np.unique(blocks[unknown | ~direct]).tolist()
-            if self._direct[block] or (self._source, block) not in self._cache
+            if not self._diverted[block] or (self._source, block) not in self._cache
         ]
 
     def _take(self, rows: Indices, blocks: Indices) -> Rows:
@@ -147,10 +144,10 @@ class RowReader:
                 self._give_up(block, shard, answer)
                 continue
             rows = decode_rows(answer, self._shapes[shard], local)
-            if self._direct[block] and self._is_mapped(rows, shard):
+            if not self._diverted[block] and self._is_mapped(rows, shard):
                 self._verified[block] = True
             else:
-                self._direct[block] = False
+                self._diverted[block] = self.cached = True
                 self._cache.put((self._source, block), rows)
         return all(block not in self.quarantined for block in blocks)
 

@@ -21,7 +21,7 @@ from data_pipeline.counters import Counts, add, count, from_json, to_json
 from data_pipeline.dataset import DataSet
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import HELD_OUT, TRAIN
-from data_pipeline.mixture import Samples
+from data_pipeline.mixture import Samples, joined
 from data_pipeline.order import Indices
 from data_pipeline.plan import (
     check_place,
@@ -38,8 +38,10 @@ from data_pipeline.shards import Rows
 STATE_VERSION = 1
 PLAN_SAMPLES = 4096
 """Samples of this rank that are located at once."""
-GROUP_ROWS = 64
-"""Rows that are read and assembled at once, if that many may be read ahead."""
+GROUP_TOKENS = 1 << 18
+"""Tokens that are read and assembled at once, if that many may be read ahead."""
+UNCOUNTED_GROUPS = 64
+"""Groups given out whose samples are not counted yet: counting many at once is cheap."""
 
 
 class Stream:
@@ -100,7 +102,8 @@ class Stream:
         self._begin(first_step, global_batch_size, rank, world_size)
         micro_batches = global_batch_size // (micro_batch_size * world_size)
         ahead = self._config.prefetch_batches
-        steps = max(1, min(ahead, GROUP_ROWS // micro_batch_size) // micro_batches)  # read at once
+        at_once = min(ahead, GROUP_TOKENS // (micro_batch_size * self._seq_len))
+        steps = max(1, at_once // micro_batches)  # read at once
         groups = self._groups(first_step, steps, micro_batch_size)
         if ahead:
             self._running = Prefetch(groups, depth=max(1, ahead // (micro_batches * steps)))
@@ -127,7 +130,8 @@ class Stream:
             for start in range(0, len(read), micro_batches):
                 yield read[start : start + micro_batches]
             step += steps
-            self._count_before(step - 2 * steps)
+            if len(self._recent) > UNCOUNTED_GROUPS:
+                self._count_before(step - 2 * steps)
 
     def _groups(self, first_step: int, steps: int, micro_batch_size: int) -> Iterator[tuple[Samples, list[Batch]]]:
         """The samples of `steps` steps at a time, read."""
@@ -194,8 +198,11 @@ class Stream:
 
     def _count_before(self, step: int) -> None:
         """Count the samples of groups of steps that end at `step` or earlier."""
+        done = []
         while self._recent and self._recent[0][0] + self._recent[0][1] <= step:
-            self._counts = add(self._counts, count(self._recent.popleft()[2]))
+            done.append(self._recent.popleft()[2])
+        if done:
+            self._counts = add(self._counts, count(joined(done)))
 
     def state(self, step: int) -> dict[str, Any]:
         """What this rank has used in all steps before `step`, and what a resume needs. JSON."""
