@@ -152,13 +152,14 @@ def parse_layout(text: str) -> tuple[str, int]:
 
 
 def draw(kinds: Sequence[str], world_size: int, steps: int, every: int, dice: random.Random) -> list[dict[str, Any]]:
-    """Faults of these kinds at random ranks, steps and phases; each at a step of its own, after the first checkpoint
-    if it harms one."""
+    """Faults of these kinds at random ranks, steps and phases.
+
+    A checkpoint is harmed only after the third save has begun: then two are complete, whatever goes on behind."""
     faults = []
     for kind in kinds:
         step, rank, phase = dice.randrange(1, steps), dice.randrange(world_size), dice.choice(PHASES)
         saving = every * dice.randrange(1, steps // every)
-        late = dice.randrange(every + 1, steps)
+        late = dice.randrange(3 * every, steps)
         match kind:
             case "rank":
                 faults.append(("kill", rank, step, phase))

@@ -69,8 +69,8 @@ def _one(kind: str, dice: random.Random) -> dict[str, Any]:
         step = EVAL_EVERY * dice.randrange(1, STEPS // EVAL_EVERY)
     if kind == "signal":
         kind = dice.choice(SIGNALS)
-    if kind == "damage":  # of a checkpoint that is not the only one
-        kind, rank, phase, step = dice.choice(DAMAGES), 0, "data", dice.randrange(2 * EVERY + 2, STEPS)
+    if kind == "damage":  # when the third save has begun, so that two are complete
+        kind, rank, phase, step = dice.choice(DAMAGES), 0, "data", dice.randrange(3 * EVERY, STEPS)
     if kind == "flipped_weight":
         phase, step = "data", dice.randrange(1, STEPS)
     return fault(kind, rank, step, phase)
