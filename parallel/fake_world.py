@@ -77,19 +77,16 @@ def describe_rank(
         engine_of = _prepare(model, config, runtime, trainable)
         counts = count_parameters(model)
         batches = micro_batches(runtime)
-        held, counted = counts.all // layout.shard, None
-        traffic = None
+        traffic, counted, held = None, None, counts.all // layout.shard
         if engine_of is not None:
-            traffic, counted, held = _fake_step(model, engine_of, batches, loss_fn)
-        if config.engine == "ddp" and layout.tensor == 1 and traffic is not None:
-            traffic |= {"all_reduce": 4 * held}  # what DDP's buckets carry: every fp32 gradient once
+            whole_copies = config.engine == "ddp" and layout.tensor == 1
+            all_alike = whole_copies or (config.reduce_every_micro_batch and layout.replicate == 1)
+            traffic, counted, held = _fake_step(model, engine_of, batches, loss_fn, all_alike)
+            if whole_copies and world_size > 1:
+                traffic |= {"all_reduce": 4 * held}  # what DDP's buckets carry: every fp32 gradient once
         return RankDescription(
             layout=layout,
-            coordinates=(
-                rank // (layout.shard * layout.tensor),
-                rank // layout.tensor % layout.shard,
-                rank % layout.tensor,
-            ),
+            coordinates=_coordinates(layout, rank),
             parameters=whole,
             held_parameters=held,
             state_bytes=state_bytes(config, layout, counts),
@@ -97,6 +94,10 @@ def describe_rank(
             traffic=traffic_bytes(config, layout, counts, len(batches)),
             counted_traffic=traffic,
         )
+
+
+def _coordinates(layout: Layout, rank: int) -> tuple[int, int, int]:
+    return rank // (layout.shard * layout.tensor), rank // layout.tensor % layout.shard, rank % layout.tensor
 
 
 @contextmanager
@@ -144,13 +145,13 @@ def count_parameters(model: nn.Module) -> Parameters:
 
 
 def _fake_step(
-    model: nn.Module, engine_of: Callable[[], TorchEngine], batches: list[Any], loss_fn: LossFn
+    model: nn.Module, engine_of: Callable[[], TorchEngine], batches: list[Any], loss_fn: LossFn, all_alike: bool
 ) -> tuple[dict[str, int], int, int]:
     """Traffic of the forward and backward passes; bytes of state at their end; elements of fp32 weights."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         materialise(model, torch.device("cpu"))
         engine = engine_of()
-        traffic = _count_step(engine, batches, loss_fn)
+        traffic = _count_step(engine, batches, loss_fn, all_alike)
     weights = [local_part(parameter.detach()) for parameter in model.parameters()]
     gradients = [local_part(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
     moments = [local_part(state[key]) for state in engine.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
@@ -158,8 +159,8 @@ def _fake_step(
     return traffic, size, sum(tensor.numel() for tensor in weights)
 
 
-def _count_step(engine: TorchEngine, batches: list[Any], loss_fn: LossFn) -> dict[str, int]:
-    """Bytes by kind. All micro batches but the last are alike, so two of them tell about any number."""
+def _count_step(engine: TorchEngine, batches: list[Any], loss_fn: LossFn, all_alike: bool) -> dict[str, int]:
+    """Bytes by kind. Micro batches but the last are alike, so two of them tell about any number; one, if all are."""
     at_start: list[Counter[str]] = []
 
     def marking_loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -167,6 +168,7 @@ def _count_step(engine: TorchEngine, batches: list[Any], loss_fn: LossFn) -> dic
         return loss_fn(model, batch)
 
     with TrafficCounter() as traffic:
-        engine.forward_backward(batches[-2:], marking_loss, 1.0)
+        engine.forward_backward(batches[-1:] if all_alike else batches[-2:], marking_loss, 1.0)
     last = traffic.bytes - at_start[-1]
-    return {kind: last[kind] + (len(batches) - 1) * at_start[-1][kind] for kind in traffic.bytes}
+    earlier = last if all_alike else at_start[-1]
+    return {kind: last[kind] + (len(batches) - 1) * earlier[kind] for kind in traffic.bytes}

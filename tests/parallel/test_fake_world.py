@@ -14,7 +14,7 @@ from tests.parallel.ranks import ROOT
 from train.config_file import load_recipe
 
 RECIPES = ROOT / "recipes"
-WORLDS = {"laptop": (4, 1), "gpt2-124m": (8, 5), "llama-1b": (16, 3), "llama-8b": (64, 13), "llama-70b": (1024, 513)}
+WORLDS = {"laptop": (4, 1), "gpt2-124m": (8, 5), "llama-1b": (128, 3), "llama-8b": (512, 13), "llama-70b": (1024, 513)}
 
 
 def fake(world_size: int, rank: int = 0, **settings: Any):
