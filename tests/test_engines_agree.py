@@ -125,3 +125,13 @@ def test_runs_of_the_same_layout_are_bit_equal(together: Any) -> None:
 def test_the_tied_head_stays_tied_and_is_counted_once(together: Any) -> None:
     names = {(n, name): case["after"].keys() for n, cases in together.items() for name, case in cases.items()}
     assert all("model.embed.weight" in keys and "model.head.weight" not in keys for keys in names.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_blocks_train_the_same_model(alone: Any) -> None:
+    cases = {engine: {"engine": engine, "compile": True} for engine in ("ddp", "fsdp2", "zero3")}
+    cases["fsdp2"]["activation_checkpointing"] = "full"
+    for result in run_ranks(PROGRAM, "train_each", 2, cases, timeout=900)[0].values():
+        assert relative(result["losses"], alone["losses"]) < FP32_TOLERANCE
+        assert relative(result["norms"], alone["norms"]) < FP32_TOLERANCE
