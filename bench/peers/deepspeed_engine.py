@@ -13,10 +13,11 @@ def main() -> None:
     spec = read_spec()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would compile for a minute
-    if "RANK" not in os.environ:
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
-    os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
-    dist.init_process_group("gloo")
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.init_distributed("gloo", verbose=False, auto_mpi_discovery=False)
     model = build_llama(spec)
     engine, *_ = deepspeed.initialize(

@@ -17,6 +17,6 @@ def build_llama(spec: Spec) -> LlamaForCausalLM:
             max_position_embeddings=spec.seq_len,
             tie_word_embeddings=True,
             use_cache=False,
-            attn_implementation="sdpa",
+            attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
         )
     )

@@ -2,10 +2,10 @@
 
 import os
 
-import lightning
+import lightning  # pyright: ignore[reportMissingImports]
 import torch
-from litgpt import GPT, Config
-from litgpt.utils import chunked_cross_entropy
+from litgpt import GPT, Config  # pyright: ignore[reportMissingImports]
+from litgpt.utils import chunked_cross_entropy  # pyright: ignore[reportMissingImports]
 from protocol import read_spec, serve
 
 

@@ -27,9 +27,9 @@ def main() -> None:
     def step() -> None:
         for times, x_ND, weight, grad_ND in work:
             for _ in range(times):
-                x_ND @ weight.T  # forward
-                grad_ND @ weight  # gradient of the input
-                grad_ND.T @ x_ND  # gradient of the weight
+                torch.mm(x_ND, weight.T)  # forward
+                torch.mm(grad_ND, weight)  # gradient of the input
+                torch.mm(grad_ND.T, x_ND)  # gradient of the weight
 
     serve(spec, step)
 

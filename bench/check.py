@@ -1,0 +1,60 @@
+"""Whether a step has become slower: ratios, not seconds, against the recorded ones. `python -m bench.check`.
+
+Keepstep, the plain loop and the bare matrix products take turns on this machine; the two ratios are compared with
+`bench/recorded.json`, and one that fell by more than the noise stated there fails. `--record` writes them anew.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+
+from bench.step import MODELS, contenders, measure
+
+RECORDED = Path(__file__).with_name("recorded.json")
+NOISE = 0.15
+"""Share of a ratio that two runs on one machine may differ by."""
+
+
+def measured_ratios(rounds: int) -> dict[str, float]:
+    """How many times as fast as each of the others Keepstep is, by seconds of the processors."""
+    names = ["matmuls alone", "keepstep single", "nanogpt"]
+    entrants = [one for one in contenders(sys.executable, names, 1) if one.name != "keepstep single, compiled"]
+    measure(entrants, {**MODELS["14M"], "micro_batch_size": 8}, 1, rounds, steps=2)
+    by_name = {one.name: one.processor for one in entrants}
+    ours = by_name.pop("keepstep single")
+    return {
+        name: statistics.median(a / b for a, b in zip(theirs, ours, strict=True)) for name, theirs in by_name.items()
+    }
+
+
+def regressions(recorded: dict[str, float], measured: dict[str, float], noise: float) -> list[str]:
+    """A sentence for each ratio that fell too far."""
+    return [
+        f"against {name}: {measured[name]:.2f}, recorded {ratio:.2f}, allowed {ratio * (1 - noise):.2f}"
+        for name, ratio in recorded.items()
+        if measured[name] < ratio * (1 - noise)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    measured = measured_ratios(options.rounds)
+    for name, ratio in measured.items():
+        print(f"{ratio:.2f} times as fast as {name}, by processor time; load average {os.getloadavg()[0]:.1f}")
+    if options.record:
+        RECORDED.write_text(json.dumps({"noise": NOISE, "ratios": measured}, indent=2) + "\n", encoding="utf-8")
+        return
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    slower = regressions(recorded["ratios"], measured, recorded["noise"])
+    if slower:
+        sys.exit("slower than recorded: " + "; ".join(slower))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Time training steps on one CUDA device, or several under torchrun, as a share of the device's peak (MFU).
+
+`python -m bench.gpu [--model 124M]`, or `torchrun --nproc-per-node 8 -m bench.gpu --engine fsdp2`. Needs torch >= 2.11
+and no network. The peak is measured here, by a large matrix product in bf16, and shown; MFU is against it.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from functools import partial
+
+import numpy as np
+import torch
+
+from bench.step import MODELS
+from data_pipeline.batch import Batch
+from parallel.bootstrap import leave, start
+from parallel.collectives import gather_objects
+from parallel.config import ParallelConfig
+from parallel.engine import Engine, Trainable, build_engine
+from parallel.environ import read_world
+from train.config import ModelConfig, OptimConfig
+from train.device_batch import loss_by_source, to_device
+from train.flops import flops_per_token, measure_matmul_peak
+from train.model import GPT, initial_value
+from train.optim import build_optimizer
+
+LLAMA_1B = {"vocab_size": 32_000, "seq_len": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "d_model": 2048}
+SHAPES: dict[str, dict[str, int]] = {**MODELS, "llama-1b": {**LLAMA_1B, "d_ff": 5632}}
+
+
+def packed_rows(rows: int, model: ModelConfig, documents: int) -> Batch:
+    """Random tokens; each row holds so many documents of random lengths."""
+    generator = np.random.default_rng(1)
+    shape = (rows, model.seq_len)
+    tokens_BT = generator.integers(model.vocab_size, size=shape)
+    documents_BT = np.sort(generator.integers(documents, size=shape), axis=1).astype(np.int32)
+    firsts_BT = np.stack([np.searchsorted(row, row) for row in documents_BT])
+    return Batch(
+        tokens_BT=tokens_BT,
+        labels_BT=np.roll(tokens_BT, -1, axis=1),
+        positions_BT=np.arange(model.seq_len) - firsts_BT,
+        documents_BT=documents_BT,
+        sources_B=np.zeros(rows, np.int32),
+        samples_B=np.arange(rows),
+    )
+
+
+def step_seconds(engine: Engine, batch: Batch, device: torch.device, steps: int) -> list[float]:
+    """Of each step, the first with all that it compiles. Collective."""
+    loss_fn, seconds = loss_by_source(1), []
+    for _ in range(steps):
+        began = time.perf_counter()
+        engine.forward_backward([to_device(batch, device)], loss_fn, 1 / batch.tokens_BT.size)
+        engine.step(1e-4, 1.0)  # its norm is read on the host: the device has finished
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=SHAPES, default="124M")
+    parser.add_argument("--engine", default="single")
+    parser.add_argument("--micro-batch-size", type=int, default=8)
+    parser.add_argument("--documents", type=int, default=4, help="documents in a row")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    options = parser.parse_args()
+    model = ModelConfig(**SHAPES[options.model])  # pyright: ignore[reportArgumentType]
+    config = ParallelConfig(engine=options.engine, compile=options.compile, device=options.device)
+    runtime = start(config, read_world(os.environ))
+    peak = measure_matmul_peak(runtime.device, torch.bfloat16, seconds=1.0)
+    trainable = Trainable(
+        build=partial(GPT, model),
+        initial_value=partial(initial_value, config=model, seed=1),
+        optimizer=partial(build_optimizer, config=OptimConfig(lr=1e-4)),
+    )
+    engine = build_engine(config, runtime, trainable)
+    batch = packed_rows(options.micro_batch_size, model, options.documents)
+    first, *warm = step_seconds(engine, batch, runtime.device, options.steps)
+    median = statistics.median(warm[len(warm) // 3 :])
+    tokens = batch.tokens_BT.size * runtime.data_parallel_size
+    flops = flops_per_token(model) * tokens / median
+    gather_objects(None)
+    if runtime.world.rank == 0:
+        name = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "cpu"
+        memory = torch.cuda.max_memory_allocated(runtime.device) / 2**30 if runtime.device.type == "cuda" else 0.0
+        mfu = flops / peak / runtime.world.world_size
+        print(
+            f"{options.model} {options.engine} on {runtime.world.world_size} x {name}, torch {torch.__version__}: "
+            f"{tokens / median:,.0f} tokens/s, {flops / 1e12:.2f} TFLOP/s, MFU {mfu:.1%} "
+            f"of a measured {peak / 1e12:.2f} TFLOP/s, {memory:.2f} GiB, first step {first:.1f} s, then "
+            f"{min(warm):.4f} to {max(warm):.4f} s"
+        )
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Python's garbage collector, on a schedule of ours: at random moments it would stall one rank, and all wait for one.
+
+What lives at the start lives to the end, so it is frozen: later collections pass over it. Tensors are freed by their
+reference counts all the same; only cycles wait for `collect`.
+"""
+
+import gc
+
+EVERY = 200
+"""Steps between collections."""
+
+
+def freeze() -> None:
+    """Once, when the run is set up and before its first step."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def collect(step: int) -> None:
+    """After each step. All ranks collect after the same one."""
+    if step % EVERY == 0:
+        gc.collect()
