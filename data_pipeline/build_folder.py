@@ -20,6 +20,11 @@ def building_folder(out: Path) -> Path:
     return out.with_name(out.name + ".building")
 
 
+def tokenizer_folder(work: Path, plan_hash: str) -> Path:
+    """Of this plan alone: a build with another tokenizer may have been given up here."""
+    return work / f"tokenizer-{plan_hash}"
+
+
 def finished(out: Path, plan_hash: str) -> Manifest | None:
     if not out.exists():
         return None
@@ -35,7 +40,8 @@ def finished(out: Path, plan_hash: str) -> Manifest | None:
 def begin(out: Path, plan_hash: str, content: dict[str, Any], tokenizer: dict[str, bytes]) -> Path:
     """The work folder, new or of a build of the same plan."""
     work = work_folder(out)
-    (work / "tokenizer").mkdir(parents=True, exist_ok=True)
+    folder = tokenizer_folder(work, plan_hash)
+    folder.mkdir(parents=True, exist_ok=True)
     plan_file = work / "plan.json"
     if plan_file.exists():
         begun = json.loads(plan_file.read_bytes())
@@ -46,7 +52,7 @@ def begin(out: Path, plan_hash: str, content: dict[str, Any], tokenizer: dict[st
                 f"finish it, delete {work}, or choose another --out"
             )
     for name, data in tokenizer.items():
-        write_whole(work / "tokenizer" / name, data)
+        write_whole(folder / name, data)
     write_whole(plan_file, json.dumps({"hash": plan_hash, "content": content}).encode())
     return work
 
@@ -64,9 +70,8 @@ def finish(out: Path, work: Path, manifest: Manifest, addresses: Sequence[str]) 
     for left_over in building.rglob("*.partial"):  # by a process that was killed
         left_over.unlink()
     (building / "tokenizer").mkdir(exist_ok=True)
-    for file in sorted((work / "tokenizer").iterdir()):
-        if file.name in manifest.tokenizer:
-            write_whole(building / "tokenizer" / file.name, file.read_bytes())
+    for name in manifest.tokenizer:
+        write_whole(building / "tokenizer" / name, (tokenizer_folder(work, manifest.plan) / name).read_bytes())
     write_whole(building / FILES, json.dumps(list(addresses), indent=0).encode())
     write_manifest(building, manifest)
     for folder in (building / "tokenizer", building / "shards", building):

@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from data_pipeline.build_folder import begin, building_folder, drop_if_worthless, finish, finished
+from data_pipeline.build_folder import begin, building_folder, drop_if_worthless, finish, finished, tokenizer_folder
 from data_pipeline.errors import DataError
 from data_pipeline.inputs import InputFile, Task, cut_into_tasks, list_inputs
 from data_pipeline.manifest import (
@@ -188,11 +188,12 @@ def _tokenize(
     options = TokenizeOptions(
         plan.options.read, plan.options.min_characters, plan.options.max_characters, plan.options.filters
     )
+    folder = tokenizer_folder(work, plan.hash)
     dtype = "<u2" if plan.token_bytes == 2 else "<u4"
     numbers = range(len(plan.tasks)) if share is None else range(share[0], len(plan.tasks), share[1])
     results: dict[int, dict[str, Any]] = {n: r for n in numbers if (r := task_files(work, n).result()) is not None}
     pending = [number for number in numbers if number not in results]
-    calls = [(run_task, (work, n, *_files_of(plan.tasks[n], plan.files), options, dtype)) for n in pending]
+    calls = [(run_task, (work, n, *_files_of(plan.tasks[n], plan.files), folder, options, dtype)) for n in pending]
     sizes = {number: plan.task_size(plan.tasks[number]) for number in numbers}
     started = time.monotonic()
     total_bytes = sum(sizes[number] for number in pending)

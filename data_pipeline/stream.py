@@ -108,7 +108,7 @@ class Stream:
         if ahead:
             self._running = Prefetch(groups, depth=max(1, ahead // (micro_batches * steps)))
             groups = self._running
-        return self._given_out(groups, first_step, steps, micro_batches)
+        return self._given_out(groups, first_step, micro_batches)
 
     def _begin(self, first_step: int, global_batch_size: int, rank: int, world_size: int) -> None:
         _keep_memory()
@@ -122,10 +122,11 @@ class Stream:
         self._recent.clear()
 
     def _given_out(
-        self, groups: Iterator[tuple[Samples, list[Batch]]], first_step: int, steps: int, micro_batches: int
+        self, groups: Iterator[tuple[Samples, list[Batch]]], first_step: int, micro_batches: int
     ) -> Iterator[list[Batch]]:
         step = first_step
         for samples, read in groups:
+            steps = len(read) // micro_batches
             self._recent.append((step, steps, samples))
             for start in range(0, len(read), micro_batches):
                 yield read[start : start + micro_batches]
@@ -133,20 +134,24 @@ class Stream:
             if len(self._recent) > UNCOUNTED_GROUPS:
                 self._count_before(step - 2 * steps)
 
-    def _groups(self, first_step: int, steps: int, micro_batch_size: int) -> Iterator[tuple[Samples, list[Batch]]]:
-        """The samples of `steps` steps at a time, read."""
+    def _groups(self, first_step: int, most_steps: int, micro_batch_size: int) -> Iterator[tuple[Samples, list[Batch]]]:
+        """The samples of some steps at a time, read. Few at first, so that the first batch is there soon."""
         rank, world_size = self._rank
-        rows = self._plan.global_batch_size // world_size * steps
-        groups = 1  # located at once; few at first, so that the first batch is there soon
-        sample = first_step * self._plan.global_batch_size
+        rows_per_step = self._plan.global_batch_size // world_size
+        most_located = max(most_steps, PLAN_SAMPLES // rows_per_step)
+        step, located_steps, steps = first_step, 1, 1
         while True:
-            located = self._plan.locate(rank_samples(sample, rows * groups, rank, world_size))
-            for start in range(0, rows * groups, rows):
-                samples = located.part(slice(start, start + rows))
+            sample = step * self._plan.global_batch_size
+            located = self._plan.locate(rank_samples(sample, rows_per_step * located_steps, rank, world_size))
+            done = 0
+            while done < located_steps:
+                upto = min(done + steps, located_steps)
+                samples = located.part(slice(done * rows_per_step, upto * rows_per_step))
                 yield samples, self._read(samples, micro_batch_size)
-                self._release(sample + (start + rows) * world_size)
-            sample += rows * groups * world_size
-            groups = min(groups * 2, max(1, PLAN_SAMPLES // rows))
+                self._release((step + upto) * self._plan.global_batch_size)
+                done, steps = upto, min(2 * steps, most_steps)
+            step += located_steps
+            located_steps = min(2 * located_steps, most_located)
 
     def _read(self, samples: Samples, micro_batch_size: int) -> list[Batch]:
         sources = np.unique(samples.source).tolist()

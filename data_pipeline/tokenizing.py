@@ -63,13 +63,19 @@ def task_files(work: Path, number: int) -> TaskFiles:
 
 
 def run_task(
-    work: Path, number: int, task: Task, files: Mapping[int, InputFile], options: TokenizeOptions, token_dtype: str
+    work: Path,
+    number: int,
+    task: Task,
+    files: Mapping[int, InputFile],
+    tokenizer_folder: Path,
+    options: TokenizeOptions,
+    token_dtype: str,
 ) -> dict:
     """Do it, unless it is done. Returns its counts."""
     out = task_files(work, number)
     if (done := out.result()) is not None:
         return done
-    tokenizer = _tokenizer(str(work / "tokenizer"))
+    tokenizer = _tokenizer(str(tokenizer_folder))
     counts: Counter[str] = Counter()
     records: list[int] = []
     kept = _kept_documents(task, files, options, counts, records)

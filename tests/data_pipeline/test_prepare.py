@@ -153,6 +153,24 @@ def test_a_build_that_fails_at_once_leaves_nothing_and_can_be_mended(tmp_path: P
     assert manifest.counts["mended: not UTF-8"] == 1
 
 
+def test_a_build_given_up_with_another_tokenizer_leaves_no_trace(
+    inputs: Path, tokenizer: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    out, other = tmp_path / "set", train_byte_bpe(tmp_path / "other")
+    with pytest.raises(RuntimeError, match=r"killed"):
+        build_dataset([str(inputs)], out, other, SMALL, pool=_KilledAtOnce())
+    build_dataset([str(inputs)], out, tokenizer, SMALL)
+    assert tree(out) == expected
+
+
+class _KilledAtOnce(Pool):
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def run(self, calls: object) -> object:  # type: ignore[override]
+        raise RuntimeError("killed")
+
+
 def test_a_full_disk_leaves_nothing_under_the_final_name(inputs: Path, tokenizer: Path, tmp_path: Path) -> None:
     """The limit on the size of files stands in for a full disk: writes fail in the middle of a file."""
     out = tmp_path / "set"
