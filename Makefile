@@ -2,8 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+PEERS := .venv-peers
+PIP := -m pip install --quiet
 
-.PHONY: demo test lint format chaos drills bench clean
+.PHONY: demo test lint format chaos drills bench bench-check clean
 
 demo: $(INSTALLED)  ## train, kill, resume, compare, export: the whole system in minutes
 	$(VENV)/bin/keepstep demo
@@ -11,25 +13,42 @@ demo: $(INSTALLED)  ## train, kill, resume, compare, export: the whole system in
 test: $(INSTALLED)  ## every test that is not marked slow or gpu
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu"
 
-chaos: $(INSTALLED)  ## 200 random faults from a seed, in about 20 minutes
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow tests/chaos
-
 lint: $(INSTALLED)  ## style, types, shell scripts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/shellcheck .ci/run slurm/*.sbatch
 
-format: $(INSTALLED)
+format: $(INSTALLED)  ## mend what ruff can mend
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+chaos: $(INSTALLED)  ## 200 random faults from a seed (KEEPSTEP_CHAOS_SEED)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/chaos
+
+drills: $(INSTALLED)  ## every drill on a real Slurm cluster; needs root and Slurm's packages
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/slurm
+
+bench: $(INSTALLED) $(PEERS)/.installed  ## all benchmarks, side by side with others, into docs/benchmarks.md
+	$(PY) -m bench --peers $(PEERS)/bin/python --out docs/benchmarks.md
+
+bench-check: $(INSTALLED)  ## ratios against the recorded ones
+	$(PY) -m bench.check
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(PEERS) build *.egg-info
 
 # torch first and alone, pinned: a looser request would fetch a build for GPUs of several gigabytes.
 $(INSTALLED): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --constraint .ci/constraints.txt torch setuptools wheel ninja
-	$(PY) -m pip install --quiet --constraint .ci/constraints.txt --no-build-isolation --editable ".[dev,s3,tiktoken]"
+	$(PY) $(PIP) --constraint .ci/constraints.txt torch setuptools wheel ninja
+	$(PY) $(PIP) --constraint .ci/constraints.txt --no-build-isolation --editable ".[dev,s3,tiktoken]"
+	touch $@
+
+$(PEERS)/.installed: .ci/constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(PIP) --constraint .ci/constraints.txt torch setuptools wheel ninja numpy
+	$(PEERS)/bin/python $(PIP) --constraint .ci/constraints.txt --no-build-isolation deepspeed pydantic xxhash zstandard \
+	  sentencepiece tiktoken tokenizers psutil pyyaml fsspec aiohttp
+	$(PEERS)/bin/python $(PIP) torch==2.13.0 litgpt transformers accelerate datasets litdata mosaicml-streaming
 	touch $@
