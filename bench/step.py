@@ -59,11 +59,12 @@ class Contender:
                 environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks)}
                 environment |= {"LOCAL_WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             command = [self.python, str(HERE / "peers" / self.program), json.dumps(asdict(spec))]
-            log = Path(f"/tmp/keepstep-bench-{self.program}-{rank}.log").open("w", encoding="utf-8")
+            log = Path(f"/tmp/keepstep-bench-{self.program}-{rank}.log")
             pipe = subprocess.PIPE
-            self.ranks.append(
-                subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
-            )
+            with log.open("w", encoding="utf-8") as errors:
+                self.ranks.append(
+                    subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors, text=True)
+                )
         self.first_step_seconds = max(self._hear(rank)["first_step_seconds"] for rank in self.ranks)
 
     def run(self, steps: int) -> None:
