@@ -212,7 +212,7 @@ class Watchdog:
         else:
             if mine == late.rank:
                 self._store.set("stack", main_stack())
-            self._closed.wait(GRACE_SECONDS)  # rank 0 speaks last
+            self._closed.wait(GRACE_SECONDS if late.rank != 0 else 1.0)  # rank 0 speaks last
 
     def _wait_for(self, key: str) -> bool:
         deadline = time.monotonic() + GRACE_SECONDS
