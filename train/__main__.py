@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+import train.clock  # noqa: F401 - the seconds of this process count from here, before torch is imported
 from train.errors import USER_ERRORS
 from train.exit_codes import FAILED
 from train.stop import StopRequest

@@ -53,9 +53,9 @@ def test_a_request_stays_when_its_file_is_gone(tmp_path: Path) -> None:
     assert stop
 
 
-def test_handlers_stand_before_torch_is_imported() -> None:
-    code = "import sys, train.stop, train.__main__; print('torch' in sys.modules)"
+def test_handlers_stand_and_the_clock_runs_before_torch_is_imported() -> None:
+    code = "import sys, train.__main__; print('train.clock' in sys.modules, 'torch' in sys.modules)"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
-    assert shown.stdout == "False\n"
+    assert shown.stdout == "True False\n"
