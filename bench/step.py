@@ -51,10 +51,7 @@ class Contender:
         spec = Spec(**settings, threads=threads, compile=self.compile, options=self.options, started=time.time())  # pyright: ignore[reportArgumentType]
         for rank in range(n_ranks):
             environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE.parent)}
-            environment["OMP_WAIT_POLICY"] = (
-                "passive"  # who waits must not spin on the core of the one whose turn it is
-            )
-
+            environment["OMP_WAIT_POLICY"] = "passive"  # the loaded ones that wait must not spin
             if n_ranks > 1:
                 environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks)}
                 environment |= {"LOCAL_WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
