@@ -234,7 +234,10 @@ def train_byte_bpe(texts: list[str], out: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=8192, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=8192, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False
+        ),
     )
     out.mkdir(exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
