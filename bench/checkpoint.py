@@ -83,8 +83,10 @@ def forget(folder: Path) -> None:
 
 
 def fresh(folder: Path) -> Path:
+    """An empty folder, and a disk that has done with what was written or removed before."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    os.sync()
     return folder
 
 
@@ -107,13 +109,14 @@ def time_dd(folder: Path, size: int, times: Times) -> None:
 
 def time_torch(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor], times: Times) -> None:
     def save() -> None:
-        torch.save(state, fresh(folder) / "state.pt")
+        torch.save(state, folder / "state.pt")
         sync_tree(folder)
 
     def load() -> None:
         for name, tensor in torch.load(folder / "state.pt", weights_only=True).items():
             target[name].copy_(tensor)
 
+    fresh(folder)
     times["torch.save + fsync"].append(timed(save))
     forget(folder)
     times["torch.load"].append(timed(load))
@@ -123,17 +126,19 @@ def time_dcp(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor], 
     wrapped: dict[str, Any] = dict(state)
 
     def save() -> None:
-        dcp.save(wrapped, checkpoint_id=fresh(folder))
+        dcp.save(wrapped, checkpoint_id=folder)
         sync_tree(folder)
 
+    fresh(folder)
     times["DCP save + fsync"].append(timed(save))
     forget(folder)
     times["DCP load"].append(timed(lambda: dcp.load(dict(target), checkpoint_id=folder)))
 
 
 def time_dcp_async(folder: Path, state: dict[str, Tensor], times: Times) -> None:
+    fresh(folder)
     began = time.perf_counter()
-    future = dcp.async_save(dict(state), checkpoint_id=fresh(folder), process_group=CHECKPOINT_GROUP)
+    future = dcp.async_save(dict(state), checkpoint_id=folder, process_group=CHECKPOINT_GROUP)
     times["DCP async: stall"].append(time.perf_counter() - began)
     assert not isinstance(future, AsyncSaveResponse)
     future.result()
@@ -142,6 +147,7 @@ def time_dcp_async(folder: Path, state: dict[str, Tensor], times: Times) -> None
 
 def time_ours(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor], times: Times, saver: Any) -> None:
     """In the background (`saver`, whose memory is warm after its first save), in the foreground, and loading."""
+    fresh(folder.with_name("background"))
     began = time.perf_counter()
     saver.save(Progress(1, 1), state, {})
     times["Keepstep async: stall"].append(time.perf_counter() - began)
@@ -177,9 +183,10 @@ def deepspeed_engine(size: int) -> Any:
 
 def time_deepspeed(folder: Path, engine: Any, times: Times) -> None:
     def save() -> None:
-        engine.save_checkpoint(str(fresh(folder)), tag="x")
+        engine.save_checkpoint(str(folder), tag="x")
         sync_tree(folder)
 
+    fresh(folder)
     times["DeepSpeed save + fsync"].append(timed(save) * SIZES["state"] / _tree_bytes(folder))
     forget(folder)
     seconds = timed(lambda: engine.load_checkpoint(str(folder), tag="x"))
