@@ -175,6 +175,9 @@ def table(entrants: list[Contender], settings: dict[str, int], n_ranks: int) -> 
             f"{one.first_step_seconds:.1f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
+    failed = [one.name for one in entrants if not one.rounds]
+    if failed:
+        lines.append(f"\nDid not run: {', '.join(failed)}.")
     return lines
 
 
