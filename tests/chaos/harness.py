@@ -134,7 +134,7 @@ class Run:
         return {int(path.name) for path in (self.root / "marks" / self.name).iterdir()}
 
     def assert_same_as(self, other: "Run") -> None:
-        """Losses, norms, weights, moments and data counters, bit for bit."""
+        """Losses, norms, weights and moments, bit for bit, and what the manifest tells of progress."""
         assert self.losses() == other.losses(), self.output
         last = max(other.losses())
         assert list(differences(self.checkpoint(last), other.checkpoint(last))) == [], self.output
