@@ -88,14 +88,8 @@ def skip_in_one(settings: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _snapshot(engine: Engine) -> list[Tensor]:
-    local = []
-    for name, tensor in engine.state().items():
-        if isinstance(tensor, FlatFragment):
-            tensor = tensor.flat
-        if not name.startswith("scaler."):
-            local.append((tensor.to_local() if isinstance(tensor, DTensor) else tensor).clone())
-    return local
+def _snapshot(engine: Engine, *, scaler: bool = False) -> list[Tensor]:
+    return [tensor.clone() for name, tensor in _parts(engine).items() if scaler or not name.startswith("scaler.")]
 
 
 def _equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
@@ -113,23 +107,22 @@ def reload_one(settings: dict[str, Any]) -> bool:
     first, second = (build_engine(config, runtime, trainable()) for _ in range(2))
     one_step(first, runtime, 0)
     one_step(second, runtime, 2)  # somewhere else
-    saved = _snapshot(first)
-    for tensor, value in zip(_parts(second), saved, strict=True):
+    saved = _snapshot(first, scaler=True)
+    for tensor, value in zip(_parts(second).values(), saved, strict=True):
         tensor.copy_(value)
     second.loaded()
     return [one_step(first, runtime, step) for step in (1, 2)] == [one_step(second, runtime, step) for step in (1, 2)]
 
 
-def _parts(engine: Engine) -> list[Tensor]:
-    tensors = engine.state().values()
-    return [
-        tensor.flat
-        if isinstance(tensor, FlatFragment)
-        else tensor.to_local()
-        if isinstance(tensor, DTensor)
-        else tensor
-        for tensor in tensors
-    ]
+def _parts(engine: Engine) -> dict[str, Tensor]:
+    """What this rank keeps, as plain views."""
+    parts: dict[str, Tensor] = {}
+    for name, tensor in engine.state().items():
+        if isinstance(tensor, FlatFragment):
+            parts[name] = tensor.flat
+        else:
+            parts[name] = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return parts
 
 
 def small(_: None) -> dict[str, Any]:
