@@ -38,7 +38,9 @@ def meet(world: World) -> World:
     head, port = world.head, world.port
     if not port:
         head, port = everyone.bcast(_free_endpoint(alone) if world.rank == 0 else None, root=0)
-    return replace(world, head=head, port=port, local_rank=on_node.Get_rank(), local_world_size=on_node.Get_size())
+    world = replace(world, head=head, port=port, local_rank=on_node.Get_rank(), local_world_size=on_node.Get_size())
+    MPI.Finalize()  # ranks leave hard (`parallel.bootstrap.leave`), which mpirun forgives only after this
+    return world
 
 
 def _free_endpoint(one_node: bool) -> tuple[str, int]:

@@ -85,7 +85,7 @@ def test_a_sweep_trains_each_value_in_a_folder_of_its_own_and_a_chain_ends_with_
     [
         ["torchrun", "--nproc-per-node=2", "-m", "train"],
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-P", "-m", "train"],
-        ["deepspeed", "--num_accelerators=2", "--module", "train"],
+        ["deepspeed", "--num_accelerators=2", "--no_local_rank", "--module", "train"],
     ],
     ids=lambda launcher: launcher[0],
 )
