@@ -27,7 +27,6 @@ def train(run: Run) -> int:
     loss_fn = loss_by_source(n_sources)
     tokens_per_step = recipe.train.global_batch_size * recipe.model.seq_len
     batches = run.open_batches(place.data_step)
-    saved_step = place.step if run.resumed else -1
     forward = "compile" if recipe.parallel.compile else "forward"
 
     while place.step < recipe.train.steps:
@@ -107,13 +106,11 @@ def train(run: Run) -> int:
                 log.info("step %d  held-out loss %.4f (%d tokens)", place.step, held_out.loss, held_out.tokens)
         if last or place.step % recipe.checkpoint.every == 0:
             run.save(place)
-            saved_step = place.step
+        elif recipe.checkpoint.local_dir and place.step % recipe.checkpoint.local_every == 0:
+            run.save(place, local=True)
         run.checkpoints.poll()
 
-    if saved_step != place.step:
-        run.save(place)
-    run.enter("save", place.step)
-    run.checkpoints.wait()
+    run.be_saved(place)
     finished = place.step >= recipe.train.steps
     kind = "finished" if finished else "stopped"
     run.record(kind, step=place.step, reason=run.stop.reason, seconds=run.clock.take())

@@ -9,6 +9,7 @@ from torch.optim import AdamW, Optimizer
 
 from train.config import OptimConfig
 from train.muon import MuonAdamW
+from train.names import plain_name
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +43,6 @@ def _decays(name: str, config: OptimConfig) -> bool:
     if kind == "bias" or "norm" in module:
         return False
     return config.decay_embeddings or module not in ("embed", "positions", "head")
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers put into it."""
-    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "module."):
-        name = name.replace(wrapper, "")
-    return name
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:

@@ -12,7 +12,7 @@ from data_pipeline.stream import Stream
 from parallel.bootstrap import Runtime
 from parallel.collectives import gather_objects, sum_over_ranks
 from parallel.engine import Engine
-from train.checkpoint.manager import CheckpointManager, Progress
+from train.checkpoint.manager import CheckpointManager, Progress, SavingFailedError
 from train.clock import Clock
 from train.config import Recipe
 from train.corruption import check_copies, hashes
@@ -67,11 +67,24 @@ class Run:
             world_size=self.runtime.data_parallel_size,
         )
 
-    def save(self, place: Place) -> None:
-        """Collective."""
+    def save(self, place: Place, local: bool = False) -> None:
+        """Behind the steps, to the shared tier or the local one. Collective."""
         self.enter("save", place.step)
         progress = place.as_progress(guard=self.guard.state())
-        self.checkpoints.save(progress, self.engine.state(), self.stream.state(place.data_step))
+        self.checkpoints.save(progress, self.engine.state(), self.stream.state(place.data_step), local=local)
+
+    def be_saved(self, place: Place) -> None:
+        """Return only when there is a complete checkpoint of this place. Collective. SavingFailedError."""
+        self.enter("save", place.step)
+        self.checkpoints.wait()
+        if self.checkpoints.saved_step != place.step:
+            self.save(place)
+            self.checkpoints.wait()
+        if self.checkpoints.saved_step != place.step:
+            raise SavingFailedError(
+                f"the last checkpoint (step {place.step}) could not be saved; mend what events.jsonl names, and the "
+                "same command goes on from the one before"
+            )
 
     def pass_over(self, place: Place, why: str) -> Place:
         """The next batch moves nothing; the place after it."""

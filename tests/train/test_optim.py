@@ -6,7 +6,8 @@ from torch import nn
 
 from train.config import ModelConfig, OptimConfig
 from train.model import GPT
-from train.optim import build_optimizer, group_names, plain_name
+from train.names import plain_name
+from train.optim import build_optimizer, group_names
 
 OPTIM = OptimConfig(lr=1e-3, weight_decay=0.1)
 GPT2 = ModelConfig(

@@ -21,10 +21,10 @@ from train.checkpoint.group import Group
 from train.checkpoint.storage import DTYPE_NAMES, ShardReader
 from train.checkpoint.verify import read_manifest
 from train.errors import CheckpointError
+from train.names import plain_name
 
 log = logging.getLogger(__name__)
 
-_WRAPPERS = ("_orig_mod.", "module.", "_checkpoint_wrapped_module.")
 _OPTIONAL = "scaler."
 """fp16's loss scale: there only in fp16, and another precision is no other run."""
 _SHOWN = 5
@@ -76,8 +76,7 @@ def plain_names(state: Mapping[str, CheckpointTensor]) -> dict[str, CheckpointTe
     """Without the prefixes that wrappers insert, wherever they stand."""
     plain: dict[str, CheckpointTensor] = {}
     for name, tensor in state.items():
-        parts = [part for part in name.split(".") if part + "." not in _WRAPPERS]
-        stripped = ".".join(parts)
+        stripped = plain_name(name)
         assert stripped not in plain, f"two tensors are called {stripped}"
         plain[stripped] = tensor
     return plain

@@ -92,6 +92,8 @@ class CheckpointManager:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: tuple[int, float, Future[Saved]] | None = None
         self._failures = 0
+        self.saved_step: int | None = None
+        """Step of the newest checkpoint known to be complete on the shared tier."""
         self._losses: dict[int, float | None] = {}
 
     @property
@@ -154,7 +156,9 @@ class CheckpointManager:
         self.wait()
         wanted = Wanted(plain_names(state), self._identity, self._layout, self._allow, self._record)
         load_local = partial(self._tier.load, wanted) if self._tier is not None else lambda _: None
-        return load_newest(self._root, self._group, wanted, load_local)
+        loaded = load_newest(self._root, self._group, wanted, load_local)
+        self.saved_step = loaded.progress.step if loaded is not None and self._tier is None else None
+        return loaded
 
     def _make_plan(self) -> SavePlan:
         """Who writes what. Collective."""
@@ -212,6 +216,8 @@ class CheckpointManager:
                 raise SavingFailedError(f"{failures}, the last at step {step}: {error}") from error
             return
         self._failures = 0
+        if saved.tier == "shared":
+            self.saved_step = step
         self._record("saved", step=step, stall_seconds=stall, **asdict(saved))
 
 
