@@ -22,7 +22,7 @@ from launch.supervisor import kill, left_over, supervise
 from parallel.errors import LaunchError
 from train.config import Recipe
 from train.config_file import load_recipe
-from train.run_folder import RunFolder
+from train.run_folder import MAY_DIFFER, RunFolder
 
 MEET_SECONDS = 300
 """How long nodes wait for each other."""
@@ -48,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=1, help="machines that take part")
     parser.add_argument("--node-rank", type=int, help="which of them this is, from 0")
     parser.add_argument("--head", help="HOST:PORT of node 0, free and reachable from all nodes")
+    parser.add_argument("--allow", action="append", default=[], choices=MAY_DIFFER, help="may differ on a resume")
     parser.add_argument("--max-restarts", type=int, default=3, help="times that failed ranks are started again")
     parser.add_argument("--stop-seconds", type=float, default=600, help="longest time from a stop signal to the end")
     parser.add_argument("--fake-world", type=int, metavar="N", help="run one rank of N alone, without the others")
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
     ranks = choose_ranks(options.ranks, count_gpus(os.environ), recipe.parallel.device)
     node = _this_node(ranks, options.nodes, options.node_rank, options.head)
     command = [sys.executable, "-u", "-P", "-m", "train", options.recipe, *options.overrides]
+    command += [f"--allow={name}" for name in options.allow]
     return start(command, recipe, node, options.max_restarts, options.stop_seconds)
 
 

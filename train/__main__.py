@@ -16,6 +16,7 @@ from typing import NoReturn
 import train.clock  # noqa: F401 - the seconds of this process count from here, before torch is imported
 from train.errors import USER_ERRORS
 from train.exit_codes import FAILED
+from train.run_folder import MAY_DIFFER
 from train.stop import StopRequest
 
 PEER_SECONDS = 2.0
@@ -30,10 +31,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m train", description="Train a recipe as one rank of a run.")
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="SECTION.KEY=VALUE")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--allow", action="append", default=[], choices=MAY_DIFFER, help="may differ on a resume")
+    options = parser.parse_intermixed_args(arguments)
     rank = int(os.environ.get("RANK", "0"))
     try:
-        code = train_recipe(options.recipe, options.overrides, stop)
+        code = train_recipe(options.recipe, options.overrides, stop, frozenset(options.allow))
     except USER_ERRORS as error:
         if rank == 0 or not _ended_by_launcher(stop):
             print(f"keepstep: {error}", file=sys.stderr)
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     leave(code)
 
 
-def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest) -> int:
+def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest, allow: frozenset[str]) -> int:
     """Read, check, meet the other ranks, train. Returns the exit code. Collective."""
     from parallel.environ import read_world
     from parallel.mpi import meet
@@ -67,7 +69,7 @@ def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest) -> int:
     from train.start import open_run
 
     runtime = start(recipe.parallel, world)
-    with open_run(recipe, runtime, stop) as run:
+    with open_run(recipe, runtime, stop, allow) as run:
         return train(run)
 
 

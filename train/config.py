@@ -202,6 +202,13 @@ class Recipe(Section):
                 f"train.hang_seconds ({train.hang_seconds:g}) must be below parallel.timeout_seconds "
                 f"({self.parallel.timeout_seconds:g}), so that a hanging rank is named before a collective gives up"
             )
+        self.parallel.check_model(
+            seq_len=self.model.seq_len,
+            n_heads=self.model.n_heads,
+            n_kv_heads=self.model.kv_heads,
+            d_ff=self.model.ff_width,
+            vocab_size=self.model.vocab_size,
+        )
         if optim.warmup_steps >= train.steps:
             raise ValueError(f"optim.warmup_steps ({optim.warmup_steps}) must be below train.steps ({train.steps})")
         return self

@@ -17,6 +17,12 @@ def freeze() -> None:
     gc.disable()
 
 
+def thaw() -> None:
+    """When the run is over, for a process that lives on."""
+    gc.unfreeze()
+    gc.enable()
+
+
 def collect(step: int) -> None:
     """After each step. All ranks collect after the same one."""
     if step % EVERY == 0:

@@ -9,6 +9,7 @@ import logging
 import torch
 
 from parallel.bootstrap import seed_rank
+from train import garbage
 from train.device_batch import labels_by_source, loss_by_source, to_device
 from train.evaluate import evaluate
 from train.exit_codes import FINISHED, STOPPED
@@ -109,6 +110,7 @@ def train(run: Run) -> int:
         elif recipe.checkpoint.local_dir and place.step % recipe.checkpoint.local_every == 0:
             run.save(place, local=True)
         run.checkpoints.poll()
+        garbage.collect(place.step)
 
     run.be_saved(place)
     finished = place.step >= recipe.train.steps

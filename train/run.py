@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import xxhash
 from torch import Tensor
 
 from data_pipeline.batch import Batch
@@ -15,6 +16,7 @@ from parallel.engine import Engine
 from train.checkpoint.manager import CheckpointManager, Progress, SavingFailedError
 from train.clock import Clock
 from train.config import Recipe
+from train.config_file import recipe_as_yaml
 from train.corruption import check_copies, hashes
 from train.events import EventLog
 from train.faults import Faults
@@ -70,7 +72,8 @@ class Run:
     def save(self, place: Place, local: bool = False) -> None:
         """Behind the steps, to the shared tier or the local one. Collective."""
         self.enter("save", place.step)
-        progress = place.as_progress(guard=self.guard.state())
+        recipe = xxhash.xxh3_64_hexdigest(recipe_as_yaml(self.recipe).encode())
+        progress = place.as_progress(guard=self.guard.state(), recipe_xxh3=recipe)
         self.checkpoints.save(progress, self.engine.state(), self.stream.state(place.data_step), local=local)
 
     def be_saved(self, place: Place) -> None:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from train.config import Recipe
 
+MAY_DIFFER = ("schedule", "data_weights")
+"""What `--allow` lets differ from the checkpoint that a run goes on from; events.jsonl keeps what did."""
+
 
 @dataclass(frozen=True)
 class RunFolder:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from parallel.bootstrap import Runtime, leave_at_once, seed_rank
 from parallel.collectives import sum_over_ranks
 from parallel.engine import Trainable, build_engine
 from parallel.precision import DTYPES
+from train import garbage
 from train.checkpoint.manager import CheckpointManager
 from train.clock import Clock, uptime
 from train.config import Recipe
@@ -39,8 +41,10 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Iterator[Run]:
-    """A run that is ready for its next step; closed only if all went well, for closing is collective. Collective."""
+def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, allow: frozenset[str] = frozenset()) -> Iterator[Run]:
+    """A run that is ready for its next step; closed only if all went well, for closing is collective. Collective.
+
+    `allow`: what may differ from the checkpoint that it goes on from."""
     folder = RunFolder.of(recipe)
     is_rank_0 = runtime.world.rank == 0
     lease = Lease(folder.lease, Holder.myself(os.environ), _leave) if is_rank_0 else None
@@ -54,7 +58,8 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Iterator[Ru
         record=record,
     )
     try:
-        run = _build_run(recipe, runtime, stop, record, watchdog)
+        run = _build_run(recipe, runtime, stop, allow, record, watchdog)
+        garbage.freeze()
         yield run
         run.checkpoints.close()
     except BaseException as error:
@@ -64,6 +69,8 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest) -> Iterator[Ru
             why = str(error) or type(error).__name__
             EventLog(folder.events)("failed", rank=runtime.world.rank, exit_code=code, error=why)
         raise
+    finally:
+        garbage.thaw()
     watchdog.close()
     run.stream.close()
     run.metrics.close()
@@ -79,7 +86,14 @@ def _leave(why: str) -> None:
     leave_at_once(FAILED)
 
 
-def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, record: EventLog, watchdog: Watchdog) -> Run:
+def _build_run(
+    recipe: Recipe,
+    runtime: Runtime,
+    stop: StopRequest,
+    allow: frozenset[str],
+    record: EventLog,
+    watchdog: Watchdog,
+) -> Run:
     """Everything from the data to the loaded checkpoint. Collective."""
     clock = Clock(already=uptime())
     folder = RunFolder.of(recipe)
@@ -102,13 +116,13 @@ def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, record: Even
     )
     engine = build_engine(recipe.parallel, runtime, trainable)
     faults.arm(engine)
-    identity = {"model": recipe.model.model_dump(mode="json"), "data": stream.fingerprint}
     checkpoints = CheckpointManager(
         folder.checkpoints,
         recipe.checkpoint,
-        identity,
+        identity_of(recipe),
         record,
         layout={"engine": recipe.parallel.engine, **asdict(runtime.layout)},
+        allow=allow,
         timeout_seconds=recipe.parallel.timeout_seconds,
     )
     loaded = resume(checkpoints, engine, stream, record)
@@ -141,6 +155,16 @@ def _build_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, record: Even
         peak_flops=sum_over_ranks(peak).item(),
         attempt=attempt,
     )
+
+
+def identity_of(recipe: Recipe) -> dict[str, Any]:
+    """What must be the same when a run goes on. The data say themselves what changed (`Stream.restore`)."""
+    schedule = {"lr", "min_lr_ratio", "schedule", "warmup_steps", "decay_steps"}
+    return {
+        "model": recipe.model.model_dump(mode="json", exclude={"dropout", "init_std"}),
+        "schedule": {"steps": recipe.train.steps, **recipe.optim.model_dump(mode="json", include=schedule)},
+        "data_weights": [source.weight for source in recipe.data.sources],
+    }
 
 
 def check_fit(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:

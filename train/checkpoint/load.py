@@ -158,7 +158,7 @@ def check_identity(manifest: Manifest, wanted: Wanted) -> None:
     if differing:
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} is of another run: {'; '.join(differing.values())}. Use another "
-            "run name, or the recipe and data of the checkpoint"
+            "run name or the recipe of the checkpoint, or say what may differ (--allow schedule, --allow data_weights)"
         )
 
 
