@@ -27,7 +27,8 @@ chaos: $(INSTALLED)  ## 200 random faults from a seed (KEEPSTEP_CHAOS_SEED)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/chaos
 
 drills: $(INSTALLED)  ## every drill on a real Slurm cluster; needs root and Slurm's packages
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/slurm
+	OMP_NUM_THREADS=1 $(PY) -m tests.slurm.drills
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/slurm -k fewer_nodes
 
 bench: $(INSTALLED) $(PEERS)/.installed  ## all benchmarks, side by side with others, into docs/benchmarks.md
 	$(PY) -m bench --peers $(PEERS)/bin/python --out docs/benchmarks.md

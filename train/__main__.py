@@ -19,6 +19,8 @@ from train.exit_codes import FAILED
 from train.run_folder import MAY_DIFFER
 from train.stop import StopRequest
 
+RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Enough to say who speaks in an error; `parallel.environ` reads the environment for good."""
 PEER_SECONDS = 2.0
 """How long a rank that fails lets those speak first that know why: rank 0, where all ranks meet the same mistake, or
 the rank whose connection was lost."""
@@ -32,8 +34,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="SECTION.KEY=VALUE")
     parser.add_argument("--allow", action="append", default=[], choices=MAY_DIFFER, help="may differ on a resume")
+    parser.add_argument("--local_rank", help="passed by deepspeed's launcher; the environment says the same")
     options = parser.parse_intermixed_args(arguments)
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(next((os.environ[name] for name in RANK_NAMES if name in os.environ), "0"))
     try:
         code = train_recipe(options.recipe, options.overrides, stop, frozenset(options.allow))
     except USER_ERRORS as error:

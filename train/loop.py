@@ -114,8 +114,8 @@ def train(run: Run) -> int:
 
     run.be_saved(place)
     finished = place.step >= recipe.train.steps
-    kind = "finished" if finished else "stopped"
-    run.record(kind, step=place.step, reason=run.stop.reason, seconds=run.clock.take())
+    reason = run.stop.reason if run.stop else None if finished else "another rank was asked"
+    run.record("finished" if finished else "stopped", step=place.step, reason=reason, seconds=run.clock.take())
     if not finished:
-        log.info("stopped at step %d (%s); the same command goes on from there", place.step, run.stop.reason)
+        log.info("stopped at step %d (%s); the same command goes on from there", place.step, reason)
     return FINISHED if finished else STOPPED
