@@ -62,6 +62,7 @@ class Stream:
         self._train = self._readers(TRAIN, 0, config.on_bad_block == "quarantine")
         self._held_out = self._readers(HELD_OUT, len(self._train), False)
         self._restored: dict[str, Any] | None = None
+        self._agreed = 0  # quarantined blocks that all ranks know of
         self._rank = (0, 1)
         self._counts: Counts = {}
         self._recent: deque[tuple[int, int, Samples]] = deque()  # first step, steps, samples: given out, not counted
@@ -244,6 +245,13 @@ class Stream:
         self._restored = merged
         for source, block, why in merged["quarantined"]:
             self._train[source].quarantined[block] = why
+        self._agreed = len(merged["quarantined"])
+
+    @property
+    def has_news(self) -> bool:
+        """Whether this rank has quarantined a block since `restore`. The ranks must then exchange their states, restore
+        them, and open their steps anew, so that all replace the same blocks from the same step on."""
+        return sum(len(reader.quarantined) for reader in self._train) != self._agreed
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:

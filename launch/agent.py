@@ -71,10 +71,12 @@ def _agent_class() -> Any:
 
 
 def _show_root_cause(failures: dict[int, Any], logs: dict[int, str], restarts_left: int) -> None:
-    """The rank that failed first, and the end of what it said. `logs`: by local rank; "" is the terminal."""
+    """The rank that failed first, and the end of what it said, unless all of it was shown already (local rank 0).
+
+    `logs`: by local rank; "" is the terminal."""
     rank, first = min(failures.items(), key=lambda item: _suspicion(item[1].timestamp, item[1].exitcode))
     ending = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
-    log = logs.get(first.local_rank)
+    log = logs.get(first.local_rank) if first.local_rank else None
     lines = Path(log).read_text(errors="replace").splitlines()[-LAST_LINES:] if log else []
     then = f"starting all ranks again ({restarts_left} restarts left)" if restarts_left else "giving up"
     text = [f"keepstep: rank {rank} (pid {first.pid}) ended first, by {ending}; {then}"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -182,3 +183,35 @@ def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
     assert "Traceback" not in job.output
     assert not (root / "runs" / "bad" / "checkpoints").exists()
     assert sorted(uninterrupted.folder.rglob("step-*")) == before
+
+
+def test_a_block_that_one_rank_finds_damaged_is_replaced_on_all(root: Path) -> None:
+    damaged = root / "damaged"
+    shutil.copytree(root / "data", damaged)
+    shard = max(damaged.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    source = f"data.sources.0.path={damaged}"
+    assert Job(root, "refused", 2, source).run() == FAILED_FOR_GOOD
+    job = Job(root, "quarantine", 2, source, "data.on_bad_block=quarantine")
+    assert job.run() == FINISHED, job.output
+    (shared,) = [e for e in read_jsonl(job.folder / "events.jsonl") if e["kind"] == "blocks_quarantined"]
+    manifest = json.loads((job.folder / "checkpoints" / f"step-{STEPS:08d}" / "manifest.json").read_text())
+    first, second = (state["quarantined"] for state in manifest["rank_states"])
+    assert first == second
+    assert len(first) == 1
+    assert shared["data_step"] < STEPS
+
+
+def test_a_resume_under_another_schedule_is_refused_unless_it_is_allowed(root: Path) -> None:
+    longer = [f"train.steps={STEPS + 2}", "parallel.engine=single"]
+    assert Job(root, "longer", 1, "parallel.engine=single").run() == FINISHED
+    refused = Job(root, "longer", 1, *longer)
+    assert refused.run() == FAILED_FOR_GOOD
+    assert f"schedule.steps: {STEPS} in the checkpoint, {STEPS + 2} in this run" in refused.output
+    allowed = Job(root, "longer", 1, *longer, "--allow", "schedule")
+    assert allowed.run() == FINISHED, allowed.output
+    assert max(allowed.losses()) == STEPS + 2
+    kinds = [(e["kind"], e.get("name")) for e in read_jsonl(allowed.folder / "events.jsonl")]
+    assert ("allowed_difference", "schedule.steps") in kinds

@@ -33,11 +33,14 @@ def train(run: Run) -> int:
     while place.step < recipe.train.steps:
         run.enter("data", place.step)
         micro_batches = next(batches)
-        # One sum over ranks tells the targets of the whole global batch and whether anybody was asked to stop.
-        told = torch.cat((labels_by_source(micro_batches, n_sources), torch.tensor([float(bool(run.stop))])))
-        *targets_S, stops = total(told, runtime)
+        # One sum over ranks: the targets of the whole global batch, who quarantined a block, who was asked to stop.
+        flags = torch.tensor([run.stream.has_news, bool(run.stop)], dtype=torch.float64)
+        *targets_S, news, stops = total(torch.cat((labels_by_source(micro_batches, n_sources), flags)), runtime)
         if stops:
             break
+        if news:
+            batches = run.share_quarantine(place)
+            continue
         if place.data_step in guard.step_over:
             place = run.pass_over(place, "a roll-back found it bad")
             continue

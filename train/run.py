@@ -69,10 +69,17 @@ class Run:
             world_size=self.runtime.data_parallel_size,
         )
 
+    def share_quarantine(self, place: Place) -> Iterator[list[Batch]]:
+        """All ranks replace the blocks that any of them cannot read, from this batch on. Collective."""
+        self.stream.restore(gather_objects(self.stream.state(place.data_step)))
+        self.record("blocks_quarantined", data_step=place.data_step)
+        return self.open_batches(place.data_step)
+
     def save(self, place: Place, local: bool = False) -> None:
         """Behind the steps, to the shared tier or the local one. Collective."""
         self.enter("save", place.step)
-        recipe = xxhash.xxh3_64_hexdigest(recipe_as_yaml(self.recipe).encode())
+        nameless = self.recipe.model_copy(update={"name": "", "runs_dir": ""})
+        recipe = xxhash.xxh3_64_hexdigest(recipe_as_yaml(nameless).encode())
         progress = place.as_progress(guard=self.guard.state(), recipe_xxh3=recipe)
         self.checkpoints.save(progress, self.engine.state(), self.stream.state(place.data_step), local=local)
 

@@ -11,6 +11,8 @@ from train.checkpoint.reader import Reader
 from train.checkpoint.verify import read_manifest
 
 _FACTS = ("step", "tokens", "held_out_loss", "extra", "identity", "layout", "versions")
+_ASKED_FOR = "extra.recipe_xxh3"
+"""The hash of the recipe says how a run was asked for; what came of it is what is compared."""
 
 
 def differences(first: Path, second: Path) -> Iterator[str]:
@@ -31,7 +33,7 @@ def differences(first: Path, second: Path) -> Iterator[str]:
 def _facts(one: Manifest, two: Manifest) -> Iterator[str]:
     mine = flat({name: getattr(one, name) for name in _FACTS})
     other = flat({name: getattr(two, name) for name in _FACTS})
-    for name in sorted(mine.keys() | other.keys()):
+    for name in sorted((mine.keys() | other.keys()) - {_ASKED_FOR}):
         if mine.get(name) != other.get(name):
             yield f"{name}: {mine.get(name)!r} and {other.get(name)!r}"
 
