@@ -50,12 +50,10 @@ class Demo:
 
 def run(options: argparse.Namespace) -> int:
     if options.steps < 60:
-        raise LaunchError(
-            f"--steps ({options.steps}) must be at least 60, so that there is a checkpoint to resume from"
-        )
-    demo = Demo(options.dir, options.steps)
+        raise LaunchError(f"--steps ({options.steps}) must be at least 60: a checkpoint must come before the kill")
+    demo = Demo(options.dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"), options.steps)
     if demo.root.exists() and any(demo.root.iterdir()):
-        raise LaunchError(f"--dir ({demo.root}) is not empty; remove it (rm -r {demo.root}) or name another with --dir")
+        raise LaunchError(f"--dir ({demo.root}) is not empty; name a new folder")
     demo.root.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
 
