@@ -5,7 +5,7 @@
 One process holds the state of an AdamW run (weights and two moments, fp32). Every way of saving and loading it is timed
 once per round, in turn, so that all meet the same noise; the medians are printed, and ratios to dd, to DCP and to a
 memory copy. Reads are cold: files leave the page cache first. Then two ranks resume together, and last the steps of a
-busy loop are timed with and without a save behind them. Prints Markdown, which is docs/benchmarks-checkpoint.md.
+busy loop are timed with and without a save behind them. Prints Markdown for docs/benchmarks.md.
 """
 
 import argparse
