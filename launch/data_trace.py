@@ -53,7 +53,11 @@ def describe_audit(result: "Audit", recipe: "Recipe") -> str:
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run folder, or a recipe that has not run")
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="optimizer step, counted from 1")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--step", type=int, metavar="N", help="optimizer step, counted from 1")
+    which.add_argument(
+        "--data-step", type=int, metavar="N", help="global batch, counted from 0, as events.jsonl names skipped ones"
+    )
     parser.add_argument("--sample", type=int, metavar="K", help="only this place in the global batch, from 0")
     parser.add_argument("--characters", type=int, default=400, metavar="N", help="of each text; 0: all (default: 400)")
 
@@ -64,13 +68,15 @@ def trace_run(options: argparse.Namespace) -> int:
 
     folder = Path(options.run)
     recipe, states = _open(folder)
-    if options.step < 1:
+    if options.data_step is None and options.step < 1:
         raise DataError(f"--step ({options.step}) must be at least 1, the first optimizer step")
+    if options.data_step is not None and options.data_step < 0:
+        raise DataError(f"--data-step ({options.data_step}) must be at least 0, the first global batch")
     samples = trace(
         recipe.data,
         seq_len=recipe.model.seq_len,
         global_batch_size=recipe.train.global_batch_size,
-        step=_data_step(folder, options.step),
+        step=_data_step(folder, options.step) if options.data_step is None else options.data_step,
         wanted=None if options.sample is None else [options.sample],
         states=states,
     )

@@ -66,6 +66,7 @@ def test_repack_cuts_rows_anew(folder: Path, capsys: pytest.CaptureFixture[str])
         (["tokenizer", "INPUT", "--out", "x", "--vocab-size", "99999"], "99999 is too large for this text"),
         (["audit", "nothing"], "nothing"),
         (["trace", "RECIPE", "--step", "0"], "--step (0) must be at least 1"),
+        (["trace", "RECIPE", "--data-step", "-1"], "--data-step (-1) must be at least 0"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -111,6 +112,13 @@ def test_the_documents_of_a_step_are_printed(recipe: Path, capsys: pytest.Captur
     assert re.search(r"sample 21: .*set, epoch 0, row \d+", text)
     assert re.search(r"in.jsonl, document \d+, from token \d+, \d+ tokens", text)
     assert " the cat" in text or "dogs" in text
+
+
+def test_a_step_and_its_batch_are_traced_alike(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "trace", str(recipe), "--step", "3"]) == 0
+    by_step = capsys.readouterr().out
+    assert main(["data", "trace", str(recipe), "--data-step", "2"]) == 0
+    assert capsys.readouterr().out == by_step
 
 
 def test_a_run_that_passed_over_a_batch_is_traced_at_the_batch_that_it_used(tmp_path: Path) -> None:
