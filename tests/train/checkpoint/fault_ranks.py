@@ -125,10 +125,14 @@ def another_run(rank: Rank) -> None:
 
 
 def two_savers(rank: Rank) -> None:
-    """Two runs of one rank each save the same steps into one folder at the same time."""
+    """Two runs of one rank each save the same steps into one folder at the same time; both load when both are done."""
     for step in range(1, 9):
         rank.save(step)
         rank.manager.wait()
+    done = [rank.folder.parent / f"done.{number}" for number in range(RANKS)]
+    done[rank.rank].touch()
+    while not all(path.exists() for path in done):
+        time.sleep(0.01)
     rank.tell(loaded=rank.load())
 
 
