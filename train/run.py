@@ -46,7 +46,6 @@ class Run:
     guard: Guard
     place: Place
     """Where the run stands as it starts."""
-    resumed: bool
     peak_flops: float
     """FLOP per second of a large matrix product on all ranks together."""
     attempt: int

@@ -151,7 +151,6 @@ def _build_run(
         Probe(runtime.device),
         Guard(recipe.guard, None if loaded is None else loaded.extra["guard"]),
         place,
-        resumed=loaded is not None,
         peak_flops=sum_over_ranks(peak).item(),
         attempt=attempt,
     )
