@@ -10,7 +10,6 @@ is one frame. Training reads the data blocks alone. A piece of a document in a r
 with the row, or where the row's used part ends; so boundaries need no list of their own.
 """
 
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
-from data_pipeline.whole_file import passing_name
+from data_pipeline.whole_file import open_whole
 
 Compression = Literal["none", "zstd"]
 Rows = NDArray[np.uint16] | NDArray[np.uint32]
@@ -91,31 +90,23 @@ class Block:
 
 def write_shard(path: Path, shape: ShardShape, blocks: Iterator[Block]) -> str:
     """Write under a passing name, then rename. Returns the checksum of header and index, which covers everything."""
-    passing = passing_name(path)
     compress = zstandard.ZstdCompressor(level=3).compress if shape.compression == "zstd" else bytes
     origins: list[bytes] = []
     data_sums, data_offsets = [], [HEADER_BYTES]
-    try:
-        with passing.open("wb") as file:
-            file.write(header(shape))
-            for block in blocks:
-                data = compress(np.ascontiguousarray(block.rows).tobytes())
-                file.write(data)
-                data_sums.append(xxhash.xxh3_64_intdigest(data))
-                data_offsets.append(data_offsets[-1] + len(data))
-                origins.append(compress(block.piece_start.astype("<u4").tobytes() + block.pieces.tobytes()))
-            file.writelines(origins)
-            origin_offsets = np.cumsum([data_offsets[-1], *(len(origin) for origin in origins)])
-            sums = [xxhash.xxh3_64_intdigest(origin) for origin in origins]
-            parts = (data_offsets, data_sums, origin_offsets, sums)
-            index = b"".join(np.array(part, "<u8").tobytes() for part in parts)
-            file.write(index)
-            file.flush()
-            os.fsync(file.fileno())
-        passing.replace(path)
-    except BaseException:
-        passing.unlink(missing_ok=True)
-        raise
+    with open_whole(path) as file:
+        file.write(header(shape))
+        for block in blocks:
+            data = compress(np.ascontiguousarray(block.rows).tobytes())
+            file.write(data)
+            data_sums.append(xxhash.xxh3_64_intdigest(data))
+            data_offsets.append(data_offsets[-1] + len(data))
+            origins.append(compress(block.piece_start.astype("<u4").tobytes() + block.pieces.tobytes()))
+        file.writelines(origins)
+        origin_offsets = np.cumsum([data_offsets[-1], *(len(origin) for origin in origins)])
+        sums = [xxhash.xxh3_64_intdigest(origin) for origin in origins]
+        parts = (data_offsets, data_sums, origin_offsets, sums)
+        index = b"".join(np.array(part, "<u8").tobytes() for part in parts)
+        file.write(index)
     return index_checksum(header(shape), index)
 
 

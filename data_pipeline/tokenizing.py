@@ -6,7 +6,6 @@ point and done again by anybody.
 
 import itertools
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from data_pipeline.inputs import InputFile, Task
 from data_pipeline.readers import read_records
 from data_pipeline.records import BLANK, ReadOptions
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from data_pipeline.whole_file import passing_name, write_whole
+from data_pipeline.whole_file import open_whole, write_whole
 
 DOCUMENT = np.dtype(
     [("hash_high", "<u8"), ("hash_low", "<u8"), ("file", "<u4"), ("document", "<u8"), ("length", "<u8")]
@@ -80,18 +79,11 @@ def run_task(
     records: list[int] = []
     kept = _kept_documents(task, files, options, counts, records)
     tables = []
-    passing = passing_name(out.tokens)
-    try:
-        with passing.open("wb") as opened:
-            for batch in _batches(kept):
-                tokens, table = _encode(batch, tokenizer, token_dtype)
-                opened.write(tokens.tobytes())
-                tables.append(table)
-            opened.flush()
-            os.fsync(opened.fileno())
-        passing.replace(out.tokens)
-    finally:
-        passing.unlink(missing_ok=True)
+    with open_whole(out.tokens) as opened:
+        for batch in _batches(kept):
+            tokens, table = _encode(batch, tokenizer, token_dtype)
+            opened.write(tokens.tobytes())
+            tables.append(table)
     documents = np.concatenate(tables) if tables else np.empty(0, DOCUMENT)
     write_whole(out.documents, documents.tobytes())
     result = {"counts": dict(sorted(counts.items())), "records": records, "tokens": int(documents["length"].sum())}
