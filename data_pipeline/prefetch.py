@@ -8,6 +8,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+CHECK_SECONDS = 1.0
+"""How often one who waits for an item sees whether the thread still lives."""
+
 
 class _End:
     def __init__(self, error: BaseException | None) -> None:
@@ -15,7 +18,9 @@ class _End:
 
 
 class Prefetch(Iterator[T]):
-    """Up to `depth` items are ready before they are asked for. Errors come out where their item would have."""
+    """Up to `depth` items are ready before they are asked for. Errors come out where their item would have.
+
+    RuntimeError if the thread ended without a word."""
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
         self._queue: queue.Queue[T | _End] = queue.Queue(depth)
@@ -46,13 +51,25 @@ class Prefetch(Iterator[T]):
     def __next__(self) -> T:
         if self._stopped.is_set():
             raise StopIteration
-        item = self._queue.get()
+        item = self._take()
         if isinstance(item, _End):
             self.close()
             if item.error is not None:
                 raise item.error
             raise StopIteration
         return item
+
+    def _take(self) -> T | _End:
+        while True:
+            alive = self._thread.is_alive()  # asked first: what it has put before its end is still taken
+            try:
+                return self._queue.get(block=alive, timeout=CHECK_SECONDS)
+            except queue.Empty:
+                if not alive:
+                    raise RuntimeError(
+                        "the thread that reads data ahead has ended without a word, killed perhaps for want of memory; "
+                        "the run goes on when it is started again"
+                    ) from None
 
     def close(self) -> None:
         """End the thread."""

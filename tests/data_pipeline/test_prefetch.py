@@ -42,6 +42,17 @@ def test_an_error_comes_out_in_its_place() -> None:
         next(ahead)
 
 
+def test_a_thread_that_ended_without_a_word_is_told_after_what_it_had_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(ahead: Prefetch[int], items: Iterator[int]) -> None:
+        ahead._put(next(items))
+
+    monkeypatch.setattr(Prefetch, "_work", work)
+    ahead = Prefetch(iter(range(9)), depth=5)
+    assert next(ahead) == 0
+    with pytest.raises(RuntimeError, match=r"reads data ahead has ended without a word"):
+        next(ahead)
+
+
 def test_closing_ends_the_thread() -> None:
     before = threading.active_count()
     ahead = Prefetch(count([]), depth=2)
