@@ -1,7 +1,7 @@
 """One run at a time in a run folder.
 
 The holder writes who it is and counts up every few seconds. Whoever finds a lease takes it over at once if the holder
-is provably gone (a dead process on this host, or an earlier attempt of the same job or launcher), and otherwise
+is provably gone (a dead process on this host, or on another one an earlier attempt of the same job), and otherwise
 watches: a count that moves means that the holder lives, and the newcomer refuses; one that stands still has expired.
 Watching the count needs no agreement between clocks.
 """
@@ -38,23 +38,33 @@ class Holder:
     """When the process started, so that a reused pid is not taken for it."""
     job: str
     """Slurm's job or torchrun's run id; empty for neither."""
+    requeues: int = 0
+    restarts: int = 0
+    """How often Slurm has started the job again, and torchrun the ranks within it."""
 
     @classmethod
     def myself(cls, env: Mapping[str, str]) -> "Holder":
         job = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID", "")
         started = psutil.Process().create_time()
-        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), started, "" if job == "none" else job)
+        counts = [int(env.get(name) or 0) for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
+        job = "" if job == "none" else job
+        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), started, job, *counts)
 
     def is_gone(self, me: "Holder") -> bool:
-        """Provably; a holder on another host may be alive."""
-        if self.job and self.job == me.job:
-            return True
+        """Provably; a holder on another host may be alive, unless it is of an attempt that was ended before ours began.
+
+        Two runs in one job are two runs: neither count tells which of them came first."""
         if self.host != me.host:
-            return False
+            return self.job != "" and self.job == me.job and self._attempt < me._attempt
         try:
-            return psutil.Process(self.pid).create_time() != self.started
+            process = psutil.Process(self.pid)
+            return process.create_time() != self.started or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
+
+    @property
+    def _attempt(self) -> tuple[int, int]:
+        return self.requeues, self.restarts
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f", job {self.job}" if self.job else "")

@@ -64,13 +64,38 @@ def test_a_process_that_got_a_dead_holders_number_is_not_taken_for_it(
     Lease(tmp_path / "lease.json", Holder.myself({}), never).release()
 
 
-@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"},
+        {"SLURM_JOB_ID": "17", "TORCHELASTIC_RUN_ID": "job17.0", "TORCHELASTIC_RESTART_COUNT": "3"},
+        {"TORCHELASTIC_RUN_ID": "17", "TORCHELASTIC_RESTART_COUNT": "3"},
+    ],
+)
 def test_an_earlier_attempt_of_the_same_job_is_gone_even_if_it_ran_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str]
 ) -> None:
     monkeypatch.setattr(module, "EXPIRY_SECONDS", 1e9)
-    held_by(tmp_path / "lease.json", Holder("before", "another-host", 1, 0.0, "17"))
-    Lease(tmp_path / "lease.json", Holder.myself({variable: "17"}), never).release()
+    held_by(tmp_path / "lease.json", Holder("before", "another-host", 1, 0.0, "17", requeues=0, restarts=2))
+    Lease(tmp_path / "lease.json", Holder.myself(env), never).release()
+
+
+def test_a_second_run_of_the_same_job_refuses_while_the_first_lives(tmp_path: Path) -> None:
+    env = {"SLURM_JOB_ID": "17", "TORCHELASTIC_RUN_ID": "job17.0"}
+    first = Lease(tmp_path / "lease.json", Holder.myself(env), never)
+    with pytest.raises(LaunchError, match=r"in use by process .*, job 17"):
+        Lease(tmp_path / "lease.json", Holder.myself(env | {"TORCHELASTIC_RESTART_COUNT": "1"}), never)
+    first.release()
+
+
+def test_a_second_run_of_the_same_job_refuses_while_the_first_lives_on_another_host(tmp_path: Path) -> None:
+    path, other = tmp_path / "lease.json", Holder("first", "another-host", 4711, 0.0, "17")
+    held_by(path, other, count=1)
+    mover = threading.Timer(0.2, held_by, (path, other, 2))
+    mover.start()
+    with pytest.raises(LaunchError, match="in use by process 4711 on another-host, job 17"):
+        Lease(path, Holder.myself({"SLURM_JOB_ID": "17"}), never)
+    mover.join()
 
 
 def test_the_lease_of_a_silent_holder_elsewhere_expires(tmp_path: Path) -> None:
