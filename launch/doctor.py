@@ -1,39 +1,37 @@
 """`keepstep doctor`: what this machine, or every node of an allocation, has that will hurt a run.
 
 Each finding says what, why it matters and what to do. `srun keepstep doctor --cluster` looks at every node and at
-Slurm; `--measure` adds figures (matrix products, disk, and between ranks the bandwidth of an all-reduce).
+Slurm, and lets the nodes call each other; `--measure` adds figures (matrix products, memory, disk, and between ranks
+the bandwidth of an all-reduce).
 """
 
 import argparse
-import importlib.metadata
+import fcntl
 import json
 import os
 import platform
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+from launch import doctor_network, doctor_versions, network
+from launch.doctor_slurm import slurm_findings
+from launch.finding import Finding
 from launch.health import GIB
 from launch.local import count_gpus
+from parallel.environ import World, read_world
 
-PACKAGES = ("torch", "deepspeed", "transformers", "safetensors", "mpi4py")
 SIZE = 1 << 26
 """Bytes written to measure a disk, and added up to measure a network."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    level: Literal["ok", "note", "problem"]
-    what: str
-    why: str = ""
-    do: str = ""
+SAMPLE = 1 << 24
+"""Bytes written to see whether a file system is fit for checkpoints."""
+SLOW_BYTES_PER_SECOND = 50e6
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if there is a problem."""
     findings = list(examine(options.dir))
-    if options.cluster and os.environ.get("SLURM_PROCID", "0") == "0":
+    world = read_world(os.environ)
+    if options.cluster and world.rank == 0:
         findings += slurm_findings()
-    figures = measure(options.dir) if options.measure else {}
+    if options.cluster and world.world_size > 1:
+        findings += doctor_network.meet(world)
+    figures = measure(options.dir, world) if options.measure else {}
     host = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     if options.json:
         print(json.dumps({"host": host, "findings": [asdict(f) for f in findings], "figures": figures}))
@@ -71,32 +72,15 @@ def as_text(host: str, findings: list[Finding], figures: Mapping[str, float]) ->
 
 def examine(folder: Path) -> Iterator[Finding]:
     """Everything that one machine tells about itself."""
-    yield from version_findings({name: _version(name) for name in PACKAGES}, platform.python_version())
-    yield device_finding(count_gpus(os.environ), _driver())
+    versions = doctor_versions.installed()
+    yield from doctor_versions.version_findings(versions, platform.python_version(), platform.machine())
+    yield device_finding(count_gpus(os.environ), versions["driver"])
     yield from limit_findings(resource.getrlimit(resource.RLIMIT_NOFILE)[0], shutil.disk_usage("/dev/shm").total)
     yield from file_system_findings(folder)
-    yield name_finding(socket.gethostname(), _resolve)
-
-
-def version_findings(versions: Mapping[str, str], python: str) -> Iterator[Finding]:
-    """Versions, and those that are known to fail together."""
-    yield Finding("ok", f"Python {python}, " + ", ".join(f"{n} {v or 'absent'}" for n, v in versions.items()))
-    torch = _numbers(versions.get("torch", ""))
-    if not torch:
-        yield Finding("problem", "torch is not installed", "nothing trains without it", "pip install 'torch>=2.11'")
-    elif torch < (2, 11):
-        yield Finding(
-            "problem", f"torch {versions['torch']}", "FSDP2 and DCP lack what is used here", "upgrade to 2.11"
-        )
-    if versions.get("deepspeed") and _numbers(versions["deepspeed"]) < (0, 19, 8):
-        yield Finding(
-            "problem",
-            f"deepspeed {versions['deepspeed']}",
-            "the engines zero1 to zero3 read its inner state, which differs before 0.19.8",
-            "pip install deepspeed==0.19.8",
-        )
-    if not versions.get("mpi4py"):
-        yield Finding("note", "mpi4py is absent", "`mpirun python -m train` needs it", "use torchrun, or install it")
+    yield doctor_network.name_finding(socket.gethostname(), doctor_network.resolve)
+    yield doctor_network.interface_finding(network.own_addresses(), doctor_network.rdma_devices())
+    yield from doctor_network.ports_here()
+    yield doctor_network.clock_finding(doctor_network.clock_state())
 
 
 def device_finding(gpus: int, driver: str) -> Finding:
@@ -137,14 +121,14 @@ def file_system_findings(folder: Path) -> Iterator[Finding]:
 
 
 def _try_file_system(scratch: Path, folder: Path) -> Iterator[Finding]:
-    import fcntl
-
     partial, final = scratch / ".partial", scratch / "final"
     partial.mkdir()
     with (partial / "file").open("wb") as file:
-        file.write(b"x")
+        start = time.perf_counter()
+        file.write(os.urandom(SAMPLE))
         file.flush()
         os.fsync(file.fileno())
+        bytes_per_second = SAMPLE / (time.perf_counter() - start)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -159,128 +143,88 @@ def _try_file_system(scratch: Path, folder: Path) -> Iterator[Finding]:
         yield Finding("problem", f"no fsync of folders in {folder}: {error.strerror}", why, "use another file system")
     finally:
         os.close(descriptor)
-    free_gib = shutil.disk_usage(folder).free / GIB
-    level = "ok" if free_gib > 10 else "note"
-    yield Finding(level, f"rename and fsync work in {folder.resolve()}, {free_gib:.0f} GiB free")
+    yield doctor_network.file_clock_finding(scratch)
+    yield speed_finding(folder, shutil.disk_usage(folder).free, bytes_per_second)
 
 
-def name_finding(host: str, resolve: Callable[[str], str | None]) -> Finding:
-    address = resolve(host)
-    if address is None or address.startswith("127."):
+def speed_finding(folder: Path, free_bytes: int, bytes_per_second: float) -> Finding:
+    what = f"rename and fsync work in {folder.resolve()}, {free_bytes / GIB:.0f} GiB free"
+    what += f", {SAMPLE / 1e6:.0f} MB written at {bytes_per_second / 1e6:.0f} MB/s"
+    if bytes_per_second < SLOW_BYTES_PER_SECOND:
         return Finding(
-            "note",
-            f"the name {host} stands for {address or 'nothing'} here",
-            "programs that listen on their own name are not reached by other nodes",
-            "keepstep uses addresses; for torchrun by hand give --local-addr and GLOO_SOCKET_IFNAME",
+            "note", what, "a model of 1B parameters has checkpoints of 12 GB", "choose another runs_dir, or save rarely"
         )
-    return Finding("ok", f"the name {host} stands for {address}")
-
-
-def slurm_findings() -> list[Finding]:
-    """Slurm's settings that decide whether a run survives."""
-    try:
-        result = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return [Finding("problem", "scontrol does not answer", "no job can be submitted from here", "use a login node")]
-    pairs = (line.partition("=") for line in result.stdout.splitlines())
-    return list(judge_slurm({name.strip(): value.strip() for name, _, value in pairs}))
-
-
-def judge_slurm(config: Mapping[str, str]) -> Iterator[Finding]:
-    """From the names and values of `scontrol show config`."""
-    yield Finding("ok", f"Slurm {config.get('SLURM_VERSION', '?')}, cluster {config.get('ClusterName', '?')}")
-    if config.get("JobRequeue") == "0":
-        yield Finding(
-            "note", "JobRequeue is 0", "jobs are not requeued unless they ask", "train.sbatch asks: --requeue"
+    if free_bytes < 10 * GIB:
+        return Finding(
+            "note", what, "checkpoints need room for one more than are kept", "clear it, or another runs_dir"
         )
-    seconds = _numbers(config.get("KillWait", "30"))[:1]
-    if seconds and seconds[0] < 30:
-        yield Finding(
-            "problem",
-            f"KillWait is {seconds[0]} s",
-            "a cancelled or preempted job has so long to save",
-            "raise it, or save more often (checkpoint.every)",
-        )
-    preempts = config.get("PreemptMode", "OFF") not in ("OFF", "(null)")
-    if preempts and "preempt_send_user_signal" not in config.get("SlurmctldParameters", ""):
-        yield Finding(
-            "note",
-            "preemption comes without the warning signal",
-            "a preempted job gets TERM only, and KILL after KillWait or the partition's grace time",
-            "SlurmctldParameters=preempt_send_user_signal, and GraceTime in the partition",
-        )
-    if "linuxproc" in config.get("ProctrackType", "") or "pgid" in config.get("ProctrackType", ""):
-        yield Finding(
-            "note",
-            f"ProctrackType is {config['ProctrackType']}",
-            "processes that leave their group outlive a job",
-            "proctrack/cgroup; keepstep ends its own left-over processes either way",
-        )
+    return Finding("ok", what)
 
 
-def measure(folder: Path) -> dict[str, float]:
+def measure(folder: Path, world: World) -> dict[str, float]:
     """Figures of this machine, and among the ranks of a launcher the bandwidth of an all-reduce. Collective."""
     import torch
 
     from train.flops import measure_matmul_peak
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    figures = {"matmul_bf16_flops_per_second": measure_matmul_peak(device, torch.bfloat16)}
+    figures = {
+        "devices": float(torch.cuda.device_count()),
+        "matmul_bf16_flops_per_second": measure_matmul_peak(device, torch.bfloat16),
+        "copy_bytes_per_second": _copy_bytes_per_second(device),
+        "memory_bytes": float(
+            torch.cuda.get_device_properties(device).total_memory
+            if device.type == "cuda"
+            else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        ),
+    }
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".keepstep-doctor-") as file:
         start = time.perf_counter()
-        file.write(b"\0" * SIZE)
+        file.write(os.urandom(SIZE))
         file.flush()
         os.fsync(file.fileno())
         figures["disk_write_bytes_per_second"] = SIZE / (time.perf_counter() - start)
-    return figures | _all_reduce_bandwidth()
+    return figures | _all_reduce_bandwidth(world)
 
 
-def _all_reduce_bandwidth() -> dict[str, float]:
+def _copy_bytes_per_second(device: Any) -> float:
+    """Of memory, each byte read and written counted once."""
+    import torch
+
+    source = torch.ones(SIZE // 4, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        target.copy_(source)
+        target[0].item()  # waits for the device
+        best = min(best, time.perf_counter() - start)
+    return 2 * SIZE / best
+
+
+def _all_reduce_bandwidth(world: World) -> dict[str, float]:
     """Bytes a rank gets through an all-reduce in a second (the ring's own count, `2 (n - 1) / n` of the tensor)."""
     import torch
     import torch.distributed as dist
 
     from parallel.bootstrap import start
     from parallel.config import ParallelConfig
-    from parallel.environ import read_world
     from parallel.mpi import meet
 
-    world = meet(read_world(os.environ))
+    world = meet(world)
     if world.world_size == 1:
         return {}
+    if world.launcher == "slurm":  # elsewhere the launcher has seen to it
+        address = network.head_here(world.head) if world.rank == 0 else network.address_towards(world.head, world.port)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", network.own_addresses()[address])
     runtime = start(ParallelConfig(engine="ddp"), world)
     values = torch.ones(SIZE // 4, device=runtime.device)
-    dist.all_reduce(values)
-    begin = time.perf_counter()
-    dist.all_reduce(values)
-    seconds = time.perf_counter() - begin + values[0].item() * 0
+    best = float("inf")
+    for _ in range(4):  # the first connects
+        begin = time.perf_counter()
+        dist.all_reduce(values)
+        values[0].item()  # waits for the device
+        best = min(best, time.perf_counter() - begin)
     dist.destroy_process_group()
     share = 2 * (world.world_size - 1) / world.world_size
-    return {"ranks": float(world.world_size), "all_reduce_bytes_per_second": SIZE * share / seconds}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    words = version.partition("+")[0].replace(" ", ".").split(".")
-    return tuple(int(word) for word in words if word.isdecimal())
-
-
-def _driver() -> str:
-    if not shutil.which("nvidia-smi"):
-        return ""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    result = subprocess.run(query, capture_output=True, text=True, check=False)
-    return result.stdout.splitlines()[0] if result.returncode == 0 and result.stdout else ""
-
-
-def _resolve(host: str) -> str | None:
-    try:
-        return socket.gethostbyname(host)
-    except socket.gaierror:
-        return None
+    return {"ranks": float(world.world_size), "all_reduce_bytes_per_second": SIZE * share / best}
