@@ -6,15 +6,15 @@ answers 1 for every failure. Takes torchrun's arguments: `python -m launch.agent
 
 import logging
 import signal
+import socket
 import sys
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.rank_logs import Failure, RankLogs, last_lines
 from train.exit_codes import FAILED, FAILED_FOR_GOOD, FINISHED, STOPPED
-
-LAST_LINES = 30
-"""Of the failing rank's log, shown when it fails."""
 
 
 def outcome(exit_codes: Collection[int]) -> int:
@@ -36,11 +36,14 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher import api
 
-    api.LocalElasticAgent = _agent_class()
+    options = torchrun.parse_args(list(argv))
+    logs = RankLogs(Path(options.log_dir), terminal=sys.stderr.isatty())
+    torchrun._get_logs_specs_class = lambda _: lambda **_: logs  # pyright: ignore[reportAttributeAccessIssue]
+    api.LocalElasticAgent = _agent_class(logs)
     for name in ("multiprocessing.api", "rendezvous.dynamic_rendezvous"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)  # we say it better
     try:
-        torchrun.run(torchrun.parse_args(list(argv)))
+        torchrun.run(options)
     except ChildFailedError as error:
         return outcome([failure.exitcode for failure in error.failures.values()])
     except SignalException as error:
@@ -49,10 +52,12 @@ def main(argv: Sequence[str]) -> int:
     except RendezvousError as error:
         print(f"keepstep: the nodes did not meet: {type(error).__name__}: {error}", file=sys.stderr)
         return FAILED
+    finally:
+        logs.show_all()
     return FINISHED
 
 
-def _agent_class() -> Any:
+def _agent_class(logs: RankLogs) -> Any:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     class Agent(LocalElasticAgent):
@@ -63,25 +68,31 @@ def _agent_class() -> Any:
                 if code in (STOPPED, FAILED_FOR_GOOD):
                     self._remaining_restarts = 0
                 if code != STOPPED:
-                    assert self._pcontext is not None
-                    _show_root_cause(result.failures, self._pcontext.stderrs, self._remaining_restarts)
+                    _tell_root_cause(result.failures, logs, self._remaining_restarts)
             return result
 
     return Agent
 
 
-def _show_root_cause(failures: dict[int, Any], logs: dict[int, str], restarts_left: int) -> None:
-    """The rank that failed first, and the end of what it said, unless all of it was shown already (local rank 0).
-
-    `logs`: by local rank; "" is the terminal."""
+def _tell_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: int) -> None:
+    """Show the rank that failed first, and the end of what it said unless all of it was shown already (local rank 0);
+    and note it for `keepstep status`."""
+    logs.show_all()
     rank, first = min(failures.items(), key=lambda item: _suspicion(item[1].timestamp, item[1].exitcode))
     ending = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
-    log = logs.get(first.local_rank) if first.local_rank else None
-    lines = Path(log).read_text(errors="replace").splitlines()[-LAST_LINES:] if log else []
+    log = logs.files.get(first.local_rank)
+    lines = last_lines(log) if log else []
     then = f"starting all ranks again ({restarts_left} restarts left)" if restarts_left else "giving up"
     text = [f"keepstep: rank {rank} (pid {first.pid}) ended first, by {ending}; {then}"]
-    text += [f"  rank {rank} | {line}" for line in lines]
+    text += [f"  rank {rank} | {line}" for line in lines if first.local_rank]
     print("\n".join(text), file=sys.stderr, flush=True)
+    silent = first.exitcode == FAILED and not any(line.startswith("keepstep: ") for line in lines)
+    suspicion = (first.exitcode == -signal.SIGTERM, silent, first.exitcode != FAILED_FOR_GOOD)
+    failure = Failure(time.time(), rank, socket.gethostname(), ending, suspicion, str(log or ""), lines)
+    try:
+        failure.save(Path(logs.root_log_dir))
+    except OSError as error:
+        print(f"keepstep: the failure was not noted: {error}", file=sys.stderr)
 
 
 def _suspicion(second: int, exit_code: int) -> tuple[bool, int, bool, bool]:

@@ -92,20 +92,25 @@ def device_finding(gpus: int, driver: str) -> Finding:
 
 
 def limit_findings(open_files: int, shm_bytes: int) -> Iterator[Finding]:
+    files, memory = f"{open_files} open files allowed", f"/dev/shm has {shm_bytes / GIB:.2f} GiB"
     if open_files < 4096:
         yield Finding(
             "problem",
-            f"only {open_files} open files allowed",
+            f"only {files}",
             "every rank holds sockets to its peers and mapped shards",
             "ulimit -n 65536 (slurm/train.sbatch raises it to the hard limit)",
         )
+    else:
+        yield Finding("ok", files)
     if shm_bytes < GIB:
         yield Finding(
             "problem",
-            f"/dev/shm has {shm_bytes / GIB:.2f} GiB",
+            memory,
             "NCCL exchanges data between the GPUs of a node there",
             "docker run --shm-size=16g, or a larger tmpfs",
         )
+    else:
+        yield Finding("ok", memory)
 
 
 def file_system_findings(folder: Path) -> Iterator[Finding]:
@@ -143,7 +148,7 @@ def _try_file_system(scratch: Path, folder: Path) -> Iterator[Finding]:
         yield Finding("problem", f"no fsync of folders in {folder}: {error.strerror}", why, "use another file system")
     finally:
         os.close(descriptor)
-    yield doctor_network.file_clock_finding(scratch)
+    yield doctor_network.file_clock_finding(folder)
     yield speed_finding(folder, shutil.disk_usage(folder).free, bytes_per_second)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch import network
+from launch.rank_logs import REDIRECT
 from launch.supervisor import kill, left_over, supervise
 from parallel.errors import LaunchError
 from train.config import Recipe
@@ -87,7 +88,7 @@ def start(command: Sequence[str], recipe: Recipe, node: Node, max_restarts: int,
 
 def torchrun_arguments(node: Node, logs: Path, run: str, max_restarts: int) -> list[str]:
     host = "true" if node.node_rank == 0 else "false"
-    arguments = [
+    return [
         f"--nnodes={node.nodes}",
         f"--nproc-per-node={node.ranks}",
         "--rdzv-backend=c10d",
@@ -100,11 +101,8 @@ def torchrun_arguments(node: Node, logs: Path, run: str, max_restarts: int) -> l
         "--signals-to-handle=SIGQUIT",  # the supervisor and the ranks see to the others
         f"--log-dir={logs}",
         "--no-python",
+        *("sh", "-c", REDIRECT, "sh"),  # each rank to its file
     ]
-    if sys.stderr.isatty():
-        quiet = ",".join(f"{rank}:3" for rank in range(1, node.ranks))
-        return arguments + ([f"--redirects={quiet}"] if quiet else [])  # rank 0 keeps the terminal
-    return [*arguments, "--redirects=3", "--tee=0:3"]  # all to files, rank 0 also here
 
 
 def environment(node: Node, env: Mapping[str, str]) -> dict[str, str]:
@@ -113,7 +111,6 @@ def environment(node: Node, env: Mapping[str, str]) -> dict[str, str]:
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // node.ranks)),
         "GLOO_SOCKET_IFNAME": node.interface,  # else gloo binds to what the host name resolves to
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale addresses over a restart
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}] ",
     }
     if node.nodes > 1:
         defaults["NCCL_SOCKET_IFNAME"] = node.interface

@@ -3,9 +3,11 @@
 import argparse
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launch.rank_logs import root_cause
 from launch.requeue import saved_step
 from train.errors import ConfigError
 from train.events import read_jsonl
@@ -28,6 +30,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(found))
         return 0
     print(f"{options.run}: {found['state']}")
+    for line in cause_lines(found["root_cause"]):
+        print(f"  {line}")
     if found["step"] is not None:
         loss, speed = found.get("loss"), found.get("tokens_per_second")
         parts = [f"step {found['step']}" + (f" of {found['steps']}" if found["steps"] else "")]
@@ -57,6 +61,11 @@ def newest_ending(folder: RunFolder) -> str | None:
     return kinds[-1] if kinds and kinds[-1] in ENDINGS else None
 
 
+def _last_start(folder: RunFolder) -> float:
+    """When the newest attempt began; 0 before the first."""
+    return max((event["time"] for event in read_jsonl(folder.events) if event["kind"] == "started"), default=0.0)
+
+
 def gather(path: Path, now: float, last_events: int) -> dict[str, Any]:
     """What the folder tells, as plain values. `state`: new, starting, running, silent, finished, stopped or failed."""
     folder = RunFolder(path)
@@ -66,6 +75,7 @@ def gather(path: Path, now: float, last_events: int) -> dict[str, Any]:
     newest = max((path_.stat().st_mtime for path_ in (folder.metrics, folder.events) if path_.exists()), default=None)
     silent_seconds = now - newest if newest else None
     ending = newest_ending(folder)
+    cause = root_cause(folder.logs, _last_start(folder))
     state = ending or ("new" if silent_seconds is None else "running" if silent_seconds < SILENT_SECONDS else "silent")
     return {
         "state": state,
@@ -76,6 +86,7 @@ def gather(path: Path, now: float, last_events: int) -> dict[str, Any]:
         "silent_seconds": silent_seconds,
         "saved_step": saved_step(path),
         "ranks": read_status(folder.status) if state == "running" else {},
+        "root_cause": asdict(cause) if cause else None,
         "stop_requested": folder.stop_request.exists(),
         "events": events[-last_events:] if last_events else [],
     }
@@ -103,6 +114,16 @@ def rank_lines(status: dict[str, Any]) -> list[str]:
         rank = of_rank[slow]
         lines.append(f"rank {slow} on {rank['host']} is slow: its probe took {1e3 * rank['probe_seconds']:.2f} ms")
     return lines
+
+
+def cause_lines(failure: dict[str, Any] | None) -> list[str]:
+    """What ended the newest attempt: the failure and the last words of the rank that failed first."""
+    if failure is None:
+        return []
+    when = time.strftime("%F %T", time.localtime(failure["time"]))
+    lines = [f"root cause: rank {failure['rank']} on {failure['host']} ended by {failure['ending']} at {when}"]
+    lines += [f"  | {line}" for line in failure["lines"]]
+    return lines + ([f"  all of it: {failure['log']}"] if failure["log"] else [])
 
 
 def _total_steps(recipe: Path) -> int | None:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from launch import cli
+from launch.rank_logs import Failure
 
 
 @pytest.fixture
@@ -46,6 +47,23 @@ def test_status_reads_like_a_sentence(folder, capsys):
     out = capsys.readouterr().out
     assert "step 7 of 100, loss 2.5000, 12,346 tokens/s, last step 0 s ago" in out
     assert "newest checkpoint: step 5" in out
+
+
+def test_the_root_cause_of_the_newest_attempt_comes_first(folder, capsys):
+    def fail(host: str, rank: int, ending: str, seconds: float, *suspicion: bool) -> None:
+        (folder / "logs" / host).mkdir(parents=True, exist_ok=True)
+        log = f"logs/{host}/rank-{rank}.log"
+        Failure(seconds, rank, host, ending, suspicion, log, [f"last words of {rank}"]).save(folder / "logs" / host)
+
+    write(folder, "events.jsonl", {"time": 100.0, "kind": "started", "attempt": 1})
+    fail("n1", 0, "exit code 1", 101.0, False, True, True)  # only lost a peer
+    fail("n2", 3, "exit code 1", 102.0, False, False, True)
+    assert cli.main(["status", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  root cause: rank 3 on n2 ended by exit code 1 at ")
+    assert lines[2:4] == ["    | last words of 3", "    all of it: logs/n2/rank-3.log"]
+    write(folder, "events.jsonl", {"time": 103.0, "kind": "started", "attempt": 2})
+    assert status(folder, capsys)["root_cause"] is None
 
 
 def test_stop_leaves_the_file_that_the_run_looks_for(folder, capsys):

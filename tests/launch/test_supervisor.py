@@ -61,6 +61,8 @@ def test_a_killed_rank_is_started_again_and_the_sum_is_that_of_an_undisturbed_ru
     assert toy.saved() == after(12)
     assert "rank 1 (pid " in toy.output()
     assert "ended first, by signal SIGKILL; starting all ranks again (2 restarts left)" in toy.output()
+    logs = list((tmp_path / "toy/logs").glob("*/rank-?.log"))
+    assert [log.read_text().count("=== ") for log in logs] == [2, 2]
     assert toy.alive() == []
 
 
