@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from train.stop import given_up_on_signals
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="a run folder (its newest checkpoint) or a checkpoint's folder")
@@ -11,6 +13,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    with given_up_on_signals("the export"):
+        return _export(options)
+
+
+def _export(options: argparse.Namespace) -> int:
     from train.export.folder import check, export
     from train.load import load_trained
 

@@ -6,7 +6,7 @@ classes share is the attribute `exit_code`, and `USER_ERRORS` lists them all.
 
 from data_pipeline.errors import DataError
 from parallel.errors import LaunchError
-from train.exit_codes import FAILED_FOR_GOOD
+from train.exit_codes import FAILED_FOR_GOOD, STOPPED
 
 
 class ConfigError(Exception):
@@ -27,4 +27,10 @@ class DivergedError(Exception):
     exit_code = FAILED_FOR_GOOD
 
 
-USER_ERRORS = (ConfigError, CheckpointError, DivergedError, DataError, LaunchError)
+class StoppedError(Exception):
+    """Asked to stop where there is nothing to save: what was begun is given up, and nothing half-written stays."""
+
+    exit_code = STOPPED
+
+
+USER_ERRORS = (ConfigError, CheckpointError, DivergedError, StoppedError, DataError, LaunchError)

@@ -10,4 +10,5 @@ FAILED_FOR_GOOD = 2
 """Bad recipe, bad data, a diverged run: the same command would fail again. Nobody tries again."""
 
 STOPPED = 75
-"""Stopped on request with a complete checkpoint. Start the same command again to go on (EX_TEMPFAIL of sysexits.h)."""
+"""Stopped on request, with a complete checkpoint or before the first step. Start the same command again to go on
+(EX_TEMPFAIL of sysexits.h)."""

@@ -32,13 +32,17 @@ def export(trained: Trained, out: Path) -> None:
         raise ConfigError(f"--out ({out}) exists; name a new folder")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     transformers_logging.disable_progress_bar()
     tokenizer, config = trained.tokenizer, trained.recipe.model
     weights = dict(trained.model.named_parameters())
-    write_model(weights, config, tokenizer.vocab_size, tokenizer.end_of_document, partial)
-    write_tokenizer(trained.tokenizer_dir, tokenizer.end_of_document, config.seq_len, partial)
-    partial.rename(out)
+    try:
+        partial.mkdir(parents=True)
+        write_model(weights, config, tokenizer.vocab_size, tokenizer.end_of_document, partial)
+        write_tokenizer(trained.tokenizer_dir, tokenizer.end_of_document, config.seq_len, partial)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 @torch.inference_mode()
