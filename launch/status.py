@@ -69,7 +69,7 @@ def _last_start(folder: RunFolder) -> float:
 def gather(path: Path, now: float, last_events: int) -> dict[str, Any]:
     """What the folder tells, as plain values. `state`: new, starting, running, silent, finished, stopped or failed."""
     folder = RunFolder(path)
-    events = list(read_jsonl(folder.events))
+    happened = [event for event in read_jsonl(folder.events) if event["kind"] not in ("booked", "settled")]
     steps = [row for row in read_jsonl(folder.metrics) if "loss" in row and "step" in row]
     last = steps[-1] if steps else {}
     newest = max((path_.stat().st_mtime for path_ in (folder.metrics, folder.events) if path_.exists()), default=None)
@@ -88,7 +88,7 @@ def gather(path: Path, now: float, last_events: int) -> dict[str, Any]:
         "ranks": read_status(folder.status) if state == "running" else {},
         "root_cause": asdict(cause) if cause else None,
         "stop_requested": folder.stop_request.exists(),
-        "events": events[-last_events:] if last_events else [],
+        "events": happened[-last_events:] if last_events else [],
     }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import train.clock  # noqa: F401 - the seconds of this process count from here, before torch is imported
-from train.errors import USER_ERRORS
+from train.errors import USER_ERRORS, StoppedError
 from train.exit_codes import FAILED
 from train.run_folder import MAY_DIFFER
 from train.stop import StopRequest
@@ -72,8 +72,12 @@ def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest, allow: 
     from train.start import open_run
 
     runtime = start(recipe.parallel, world)
-    with open_run(recipe, runtime, stop, allow) as run:
-        return train(run)
+    try:
+        with open_run(recipe, runtime, stop, allow) as run:
+            return train(run)
+    except StoppedError as stopped:
+        logging.getLogger(__name__).info("%s", stopped)
+        return stopped.exit_code
 
 
 def set_up_logging(rank: int) -> None:

@@ -118,7 +118,7 @@ def train(run: Run) -> int:
     run.be_saved(place)
     finished = place.step >= recipe.train.steps
     reason = run.stop.reason if run.stop else None if finished else "another rank was asked"
-    run.record("finished" if finished else "stopped", step=place.step, reason=reason, seconds=run.clock.take())
+    run.record("finished" if finished else "stopped", step=place.step, reason=reason, seconds=run.ledger.take())
     if not finished:
         log.info("stopped at step %d (%s); the same command goes on from there", place.step, reason)
     return FINISHED if finished else STOPPED

@@ -18,11 +18,13 @@ from train.clock import Clock
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
 from train.corruption import check_copies, hashes
-from train.events import EventLog
+from train.events import EventLog, read_jsonl
 from train.faults import Faults
+from train.goodput import unsettled
 from train.guard import Guard
 from train.metrics import Metrics
 from train.place import Place
+from train.run_folder import RunFolder
 from train.stop import StopRequest
 from train.watchdog import Probe, Watchdog
 
@@ -40,6 +42,9 @@ class Run:
     record: EventLog
     stop: StopRequest
     clock: Clock
+    """What metrics.jsonl tells."""
+    ledger: Clock
+    """The same seconds as events.jsonl tells them, which come more rarely."""
     watchdog: Watchdog
     faults: Faults
     probe: Probe
@@ -54,6 +59,7 @@ class Run:
     def enter(self, phase: str, step: int) -> None:
         """The loop enters a phase with `step` optimizer steps done."""
         self.clock.enter(phase)
+        self.ledger.enter(phase)
         self.watchdog.beat(phase, step)
         self.faults.strike(phase, step)
 
@@ -81,6 +87,11 @@ class Run:
         recipe = xxhash.xxh3_64_hexdigest(recipe_as_yaml(nameless).encode())
         progress = place.as_progress(guard=self.guard.state(), recipe_xxh3=recipe)
         self.checkpoints.save(progress, self.engine.state(), self.stream.state(place.data_step), local=local)
+        self.book(place)
+
+    def book(self, place: Place) -> None:
+        """The seconds by kind since the entry before, into events.jsonl."""
+        self.record("booked", step=place.step, seconds=self.ledger.take())
 
     def be_saved(self, place: Place) -> None:
         """Return only when there is a complete checkpoint of this place. Collective. SavingFailedError."""
@@ -113,6 +124,8 @@ class Run:
         if loaded is None:
             return self.pass_over(place, "there is no checkpoint to go back to")
         self.guard.roll_back(loaded.extra["guard"])
+        self.book(place)
+        settle(self.recipe, self.runtime, self.record, loaded.step)
         return Place.of(loaded)
 
     def _samples(self, place: Place) -> dict[str, int]:
@@ -139,6 +152,14 @@ class Run:
 def total(values: Tensor, runtime: Runtime) -> list[float]:
     """Sum over data-parallel ranks of values on the host. Collective."""
     return (sum_over_ranks(values) / runtime.layout.tensor).tolist()  # tensor-parallel peers bring the same values
+
+
+def settle(recipe: Recipe, runtime: Runtime, record: EventLog, step: int) -> None:
+    """Book what is only known as the run goes on from `step`: work that was lost, and time that nobody was there."""
+    if runtime.world.rank == 0:
+        folder = RunFolder.of(recipe)
+        left = unsettled(list(read_jsonl(folder.events)), read_jsonl(folder.metrics), step)
+        record("settled", step=step, seconds=left)
 
 
 def resume(checkpoints: CheckpointManager, engine: Engine, stream: Stream, record: EventLog) -> Progress | None:

@@ -12,7 +12,7 @@ import torch
 
 from data_pipeline.stream import Stream, open_stream
 from parallel.bootstrap import Runtime, leave_at_once, seed_rank
-from parallel.collectives import sum_over_ranks
+from parallel.collectives import any_rank, sum_over_ranks
 from parallel.engine import Trainable, build_engine
 from parallel.precision import DTYPES
 from train import garbage
@@ -21,7 +21,7 @@ from train.clock import Clock, uptime
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
 from train.disk import check_space
-from train.errors import ConfigError
+from train.errors import ConfigError, StoppedError
 from train.events import EventLog, read_jsonl
 from train.exit_codes import FAILED
 from train.faults import Faults
@@ -32,7 +32,7 @@ from train.metrics import Metrics
 from train.model import GPT, initial_value
 from train.optim import build_optimizer
 from train.place import Place
-from train.run import Run, resume
+from train.run import Run, resume, settle
 from train.run_folder import RunFolder
 from train.stop import StopRequest
 from train.watchdog import Probe, Watchdog, lost_peer
@@ -62,6 +62,10 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, allow: frozens
         garbage.freeze()
         yield run
         run.checkpoints.close()
+    except StoppedError:  # on all ranks
+        watchdog.close()
+        _give_back(folder, lease)
+        raise
     except BaseException as error:
         watchdog.failed()
         if not lost_peer(error):
@@ -75,6 +79,11 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, allow: frozens
     run.stream.close()
     run.metrics.close()
     run.engine.close()
+    _give_back(folder, lease)
+
+
+def _give_back(folder: RunFolder, lease: Lease | None) -> None:
+    """The folder, by the rank that holds it; a request to stop has been met."""
     if lease is not None:
         folder.stop_request.unlink(missing_ok=True)
         lease.release()
@@ -95,11 +104,13 @@ def _build_run(
     watchdog: Watchdog,
 ) -> Run:
     """Everything from the data to the loaded checkpoint. Collective."""
-    clock = Clock(already=uptime())
+    clock, ledger = Clock(already=uptime()), Clock(already=uptime())
     folder = RunFolder.of(recipe)
     is_rank_0 = runtime.world.rank == 0
     attempt = 1 + sum(event["kind"] == "started" for event in read_jsonl(folder.events))
     record("started", attempt=attempt, world_size=runtime.world.world_size, engine=recipe.parallel.engine)
+    leave_if_asked = partial(_leave_if_asked, stop, record, ledger)
+    leave_if_asked()
     faults = Faults(os.environ, runtime.world.rank, folder.checkpoints)
     stream = open_stream(recipe.data, seq_len=recipe.model.seq_len)
     check_fit(recipe, runtime, stream)
@@ -107,6 +118,8 @@ def _build_run(
         check_space(recipe, folder.checkpoints)
         folder.recipe.write_text(recipe_as_yaml(recipe), encoding="utf-8")
     announce(recipe, runtime, stream)
+    faults.strike("start", 0)
+    leave_if_asked()
 
     seed_rank(recipe.train.seed, runtime, 0)
     trainable = Trainable(
@@ -116,6 +129,7 @@ def _build_run(
     )
     engine = build_engine(recipe.parallel, runtime, trainable)
     faults.arm(engine)
+    leave_if_asked()
     checkpoints = CheckpointManager(
         folder.checkpoints,
         recipe.checkpoint,
@@ -127,6 +141,8 @@ def _build_run(
     )
     loaded = resume(checkpoints, engine, stream, record)
     place = Place() if loaded is None else Place.of(loaded)
+    if attempt > 1:
+        settle(recipe, runtime, record, place.step)
     metrics = Metrics(
         folder.metrics,
         folder.tensorboard,
@@ -146,6 +162,7 @@ def _build_run(
         record,
         stop,
         clock,
+        ledger,
         watchdog,
         faults,
         Probe(runtime.device),
@@ -154,6 +171,14 @@ def _build_run(
         peak_flops=sum_over_ranks(peak).item(),
         attempt=attempt,
     )
+
+
+def _leave_if_asked(stop: StopRequest, record: EventLog, ledger: Clock) -> None:
+    """StoppedError on all ranks if any was asked to stop: before the first step nothing is to be saved. Collective."""
+    if any_rank(bool(stop)):
+        reason = stop.reason or "another rank was asked"
+        record("stopped", phase="start", reason=reason, seconds=ledger.take())
+        raise StoppedError(f"stopped before the first step of this start ({reason}); the same command goes on")
 
 
 def identity_of(recipe: Recipe) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.harness import Run, fault
+from train.events import read_jsonl
 from train.exit_codes import FAILED_FOR_GOOD, FINISHED, STOPPED
+from train.goodput import account
 
 LAST = 12
 
@@ -33,6 +35,18 @@ def test_killed_torn_and_failing_ranks_lose_nothing_but_time(killed: Run, undist
     assert damaged["step"] == 9
 
 
+def test_every_second_from_the_first_start_to_the_end_is_booked_once_in_the_events(killed: Run) -> None:
+    [finished], began = killed.events("finished"), killed.events("started")[0]
+    wall = finished["time"] - began["time"] + began["uptime"]
+    entries = [entry for kind in ("booked", "settled", "finished") for entry in killed.events(kind)]
+    assert sum(sum(entry["seconds"].values()) for entry in entries) == pytest.approx(wall, rel=0.01)
+    report = account(read_jsonl(killed.folder / "events.jsonl"), read_jsonl(killed.folder / "metrics.jsonl"))
+    for kind, seconds in report.seconds.items():
+        assert seconds > 0.0 or kind == "compile"
+        told = sum(entry["seconds"].get(kind, 0.0) for entry in entries)
+        assert told == pytest.approx(seconds, abs=0.01 * wall), kind
+
+
 def test_the_failing_ranks_number_and_traceback_are_last_in_the_log_before_the_restart(killed: Run) -> None:
     before, _, _ = killed.output.partition("RuntimeError: a fault on purpose")
     last = before.split("keepstep: ")[-2:]
@@ -53,6 +67,18 @@ def test_a_stop_of_one_worker_stops_all_on_one_step_with_one_checkpoint(root: Pa
     [stopped] = run.events("stopped")
     assert stopped["step"] == 4
     assert [path.name for path in sorted((run.folder / "checkpoints").iterdir())] == ["step-00000004"]
+    assert run.train() == FINISHED, run.output
+    run.assert_same_as(undisturbed)
+
+
+def test_a_stop_of_one_worker_as_the_run_starts_stops_all_before_the_first_step(root: Path, undisturbed: Run) -> None:
+    run = Run(root, "stopped-early")
+    assert run.train([fault("term", 1, 0, "start")]) == STOPPED, run.output
+    [stopped] = run.events("stopped")
+    assert stopped["phase"] == "start"
+    assert "stopped before the first step of this start (another rank was asked)" in run.output
+    assert "Traceback" not in run.output
+    assert not list(run.folder.glob("checkpoints/*"))
     assert run.train() == FINISHED, run.output
     run.assert_same_as(undisturbed)
 

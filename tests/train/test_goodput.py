@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.goodput import ORDER, account
+from train.goodput import ORDER, account, unsettled
 
 
 def started(attempt: int, time: float, uptime: float = 1.0) -> dict[str, Any]:
@@ -74,6 +74,31 @@ def test_a_run_without_events_has_no_goodput() -> None:
     assert account([], []).goodput == 0.0
 
 
+def test_what_a_killed_attempt_left_open_is_settled_once_by_the_next() -> None:
+    events = [
+        started(1, 1000.0, 0.0),
+        {"kind": "booked", "time": 1010.0, "uptime": 10.0, "seconds": {"start": 4.0, "step": 6.0}},
+        started(2, 1030.0, 0.0),
+    ]
+    records = [record(1, 1, start=4.0, step=6.0), record(1, 2, step=5.0, data_wait=1.0)]
+    assert unsettled(events, records, resumed=2) == {"step": 5.0, "data_wait": 1.0, "down": 14.0}
+    left = unsettled(events, records, resumed=1)
+    assert left == {"lost_work": 6.0, "down": 14.0}
+    events.append({"kind": "settled", "time": 1031.0, "uptime": 1.0, "seconds": left})
+    assert unsettled(events, records, resumed=1) == {}
+
+
+def test_steps_that_were_booked_and_then_lost_are_taken_back() -> None:
+    """As when the checkpoint at which they were booked turned out to be damaged."""
+    events = [
+        started(1, 1000.0, 0.0),
+        {"kind": "booked", "time": 1015.0, "uptime": 15.0, "seconds": {"start": 4.0, "step": 11.0}},
+        started(2, 1015.0, 0.0),
+    ]
+    records = [record(1, 1, start=4.0, step=6.0), record(1, 2, step=5.0)]
+    assert unsettled(events, records, resumed=1) == {"step": -5.0, "lost_work": 5.0}
+
+
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=6))
 def test_all_seconds_from_the_first_start_to_the_last_word_are_booked(attempts: list[tuple[int, int, int]]) -> None:
     """Each attempt: the step it resumes after, the steps it makes, seconds until the next one starts."""
@@ -88,3 +113,31 @@ def test_all_seconds_from_the_first_start_to_the_last_word_are_booked(attempts: 
     assert spent.total == pytest.approx(now - attempts[-1][2] - 1000.0)
     assert spent.kept_steps + spent.lost_steps == len(records)
     assert spent.seconds["step"] == 1.5 * spent.kept_steps
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=6
+    )
+)
+def test_the_events_alone_sum_to_the_account(attempts: list[tuple[int, int, int, int]]) -> None:
+    """Each attempt: the step it resumes after, the steps it makes, after how many of them it books, a pause."""
+    events, records, now = [], [], 1000.0
+    for number, (first, steps, booked, pause) in enumerate(attempts, 1):
+        began = now
+        events.append(started(number, began, 0.0))
+        left = unsettled(events, records, resumed=first)
+        events.append({"kind": "settled", "time": now, "uptime": 0.0, "seconds": left})
+        for step in range(1, steps + 1):
+            records.append(record(number, first + step, data_wait=0.5, step=1.5))
+            now += 2.0
+            if step == booked:
+                seconds = {"data_wait": 0.5 * step, "step": 1.5 * step}
+                events.append({"kind": "booked", "time": now, "uptime": now - began, "seconds": seconds})
+        now += pause
+    events.append(started(len(attempts) + 1, now, 0.0))
+    left = unsettled(events, records, resumed=99)
+    told = [event["seconds"] for event in events if "seconds" in event] + [left]
+    summed = {kind: sum(seconds.get(kind, 0.0) for seconds in told) for kind in ORDER}
+    assert summed == pytest.approx(account(events, records).seconds)
+    assert sum(summed.values()) == pytest.approx(now - 1000.0)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from data_pipeline.sentencepiece_training import train_sentencepiece
 from parallel.bootstrap import start
 from parallel.environ import read_world
 from train import loop
+from train import start as train_start
 from train.checkpoint.compare import differences
 from train.clock import KINDS
 from train.config import Recipe
-from train.errors import DivergedError
+from train.errors import DivergedError, StoppedError
 from train.events import read_jsonl
 from train.exit_codes import FINISHED, STOPPED
 from train.faults import spoil_next_gradient
-from train.goodput import account
+from train.goodput import ORDER, Account, account
 from train.run import Run
 from train.start import open_run
 from train.stop import StopRequest
@@ -95,6 +97,33 @@ class Job:
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in read_jsonl(self.folder / "events.jsonl") if event["kind"] == kind]
 
+    def booked(self) -> dict[str, float]:
+        """The sum of what the events say, by kind."""
+        seconds = dict.fromkeys(ORDER, 0.0)
+        for kind in ("booked", "settled", "finished", "stopped"):
+            for event in self.events(kind):
+                for spent_on, amount in event["seconds"].items():
+                    seconds[spent_on] += amount
+        return seconds
+
+    def account(self) -> Account:
+        return account(read_jsonl(self.folder / "events.jsonl"), read_jsonl(self.folder / "metrics.jsonl"))
+
+    def stop_as_it_starts(self, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+        """Ask for it while a function of `train.start` runs."""
+        true = getattr(train_start, stage)
+
+        def ask(*arguments: Any) -> Any:
+            (self.folder / "STOP").touch()
+            return true(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(train_start, stage, ask)
+            with pytest.raises(StoppedError, match=r"stopped before the first step of this start \(STOP file\)"):
+                self.train(patch)
+        assert not (self.folder / "STOP").exists()
+        assert not (self.folder / "lease.json").exists()
+
     def checkpoints(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
 
@@ -139,30 +168,26 @@ def test_a_run_leaves_its_folder_ready_for_the_next_one(undisturbed: Job) -> Non
     assert not (undisturbed.folder / "lease.json").exists()
 
 
-def test_every_second_is_booked(undisturbed: Job) -> None:
-    records, [finished] = undisturbed.records(), undisturbed.events("finished")
-    assert {kind for record in records for kind in record["seconds"]} <= set(KINDS.values())
-    booked = sum(sum(record["seconds"].values()) for record in [*records, finished])
-    spent = account(read_jsonl(undisturbed.folder / "events.jsonl"), read_jsonl(undisturbed.folder / "metrics.jsonl"))
-    assert spent.total == pytest.approx(booked, abs=0.01)
-    assert spent.seconds["lost_work"] < 0.01
+def test_every_second_is_booked_once_in_the_events(undisturbed: Job) -> None:
+    assert {kind for record in undisturbed.records() for kind in record["seconds"]} <= set(KINDS.values())
+    assert [event["step"] for event in undisturbed.events("booked")] == [4, 8, 12]
+    spent = undisturbed.account()
+    assert undisturbed.booked() == pytest.approx(spent.seconds, abs=0.01)
     for kind in ("start", "step", "data_wait", "evaluation", "checkpoint_stall"):
         assert spent.seconds[kind] > 0.0, kind
+    assert spent.seconds["lost_work"] < 0.01
 
 
-@pytest.mark.parametrize("step", [0, 3, 4, 7])
+@pytest.mark.parametrize("step", [1, 3, 4, 7])
 def test_stopped_at_any_step_it_saves_and_goes_on_bit_for_bit(
     tmp_path: Path, data: Path, undisturbed: Job, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     job = Job(tmp_path, data)
-    job.folder.mkdir()
 
     def ask(run: Run, data_step: int) -> None:
         if data_step == step - 1:
             (job.folder / "STOP").touch()
 
-    if step == 0:
-        (job.folder / "STOP").touch()
     assert job.train(monkeypatch, ask) == STOPPED
     [stopped] = job.events("stopped")
     assert (stopped["step"], stopped["reason"]) == (step, "STOP file")
@@ -171,6 +196,39 @@ def test_stopped_at_any_step_it_saves_and_goes_on_bit_for_bit(
     assert job.train(monkeypatch) == FINISHED
     assert job.losses() == undisturbed.losses()
     assert job.differs_from(undisturbed) == []
+
+
+STAGES = ["read_jsonl", "announce", "build_engine"]
+"""Functions that are called on the way to the first step."""
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_new_run_that_is_stopped_as_it_starts_leaves_no_checkpoint_and_can_start(
+    tmp_path: Path, data: Path, undisturbed: Job, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    job = Job(tmp_path, data)
+    job.stop_as_it_starts(monkeypatch, stage)
+    [stopped] = job.events("stopped")
+    assert (stopped["phase"], stopped["reason"]) == ("start", "STOP file")
+    assert not list(job.folder.glob("checkpoints/*"))
+    assert job.train(monkeypatch) == FINISHED
+    assert job.losses() == undisturbed.losses()
+    assert [event["attempt"] for event in job.events("started")] == [1, 2]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_resumed_run_that_is_stopped_as_it_starts_keeps_its_checkpoints(
+    tmp_path: Path, data: Path, undisturbed: Job, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    job = Job(tmp_path, data)
+    shutil.copytree(undisturbed.folder, job.folder)
+    shutil.rmtree(job.folder / f"checkpoints/step-{STEPS:08d}")
+    job.stop_as_it_starts(monkeypatch, stage)
+    assert job.checkpoints() == ["step-00000004", "step-00000008"]
+    assert job.train(monkeypatch) == FINISHED
+    assert job.differs_from(undisturbed) == []
+    assert job.booked() == pytest.approx(job.account().seconds, abs=0.02)
+    assert job.booked()["lost_work"] > 0.0, "steps 9 to 12 were trained again"
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
@@ -211,6 +269,9 @@ def test_a_roll_back_ends_with_the_weights_of_a_run_that_skipped(
     assert [record["step"] for record in rolling.records()] == [*range(1, 7), *range(5, STEPS + 1)]
     assert rolling.losses() == skipping.losses()
     assert rolling.differs_from(skipping) == []
+    [settled] = rolling.events("settled")
+    assert settled["seconds"]["lost_work"] == pytest.approx(rolling.account().seconds["lost_work"], abs=0.02)
+    assert rolling.booked() == pytest.approx(rolling.account().seconds, abs=0.02)
 
 
 def test_a_roll_back_before_the_first_checkpoint_skips(
