@@ -1,24 +1,25 @@
 """Many random faults from a seed: `make chaos`. Every round is one run that meets 19 of them, start after start.
 
 KEEPSTEP_CHAOS_SEED chooses others; what was survived is counted in KEEPSTEP_CHAOS_OUT (default: a temporary folder), so
-that rounds may be run one at a time, and printed as a table at the end.
+that rounds may be run one at a time, and printed as tables at the end.
 """
 
 import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chaos.harness import Run, fault
+from train.events import read_jsonl
 from train.exit_codes import FINISHED
 
 SEED = int(os.environ.get("KEEPSTEP_CHAOS_SEED", "0"))
-ROUNDS = 10
 STEPS = 40
 EVERY = 3
 EVAL_EVERY = 4
@@ -48,25 +49,52 @@ KINDS = {
 SIGNALS = ("term", "int", "hup", "usr1", "usr2")
 DAMAGES = ("truncated_shard", "flipped_shard", "missing_shard", "truncated_manifest", "flipped_manifest", "left_over")
 
+PHASES = ["start", "data", "forward", "update", "save", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the rounds of one kind train with."""
+
+    rounds: int
+    ranks: int
+    settings: tuple[str, ...]
+    has_copies: bool = False
+    """Of weights, on several ranks, so that a flipped bit shows."""
+
+
+LAYOUTS = {
+    "ddp": Layout(2, 2, ("parallel.engine=ddp",), has_copies=True),
+    "fsdp2": Layout(2, 2, ("parallel.engine=fsdp2",)),
+    "hsdp": Layout(2, 4, ("parallel.engine=fsdp2", "parallel.replicate=2", "parallel.shard=2"), has_copies=True),
+    "tensor": Layout(1, 2, ("parallel.engine=fsdp2", "parallel.tensor=2")),
+    "zero1": Layout(1, 2, ("parallel.engine=zero1",)),
+    "zero2": Layout(1, 2, ("parallel.engine=zero2",)),
+    "zero3": Layout(1, 2, ("parallel.engine=zero3",)),
+}
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def draw(number: int, engine: str) -> list[dict[str, Any]]:
-    """The faults of a round. DDP's copies can be compared, so there one of them is a flipped bit."""
-    dice = random.Random(f"{SEED}/{engine}/{number}")
+def draw(name: str, number: int) -> list[dict[str, Any]]:
+    """The faults of a round. Where copies of weights can be compared, one of them is a flipped bit."""
+    dice = random.Random(f"{SEED}/{name}/{number}")
     kinds = [kind for kind, count in KINDS.items() for _ in range(count)]
-    if engine == "ddp":
+    if LAYOUTS[name].has_copies:
         kinds[kinds.index("raise")] = "flipped_weight"
-    return [_one(kind, dice) for kind in kinds]
+    return [_one(kind, LAYOUTS[name].ranks, dice) for kind in kinds]
 
 
-def _one(kind: str, dice: random.Random) -> dict[str, Any]:
-    rank, step = dice.randrange(2), dice.randrange(1, STEPS)
-    phase = dice.choice(["data", "forward", "update", "save", "evaluate"])
+def _one(kind: str, ranks: int, dice: random.Random) -> dict[str, Any]:
+    rank, step, phase = dice.randrange(ranks), dice.randrange(1, STEPS), dice.choice(PHASES)
     if phase == "save" or kind in ("kill_in_write", "no_space", "io_error", "slow_write"):
         phase, step = "save", EVERY * dice.randrange(1, STEPS // EVERY)
     elif phase == "evaluate":
         step = EVAL_EVERY * dice.randrange(1, STEPS // EVAL_EVERY)
+    elif phase == "start" and kind != "dead_data_thread":  # which does not live yet
+        step = 0
+    elif phase == "start":
+        phase = "data"
     if kind == "signal":
         kind = dice.choice(SIGNALS)
     if kind == "damage":  # when the third save has begun, so that two are complete
@@ -83,48 +111,62 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=["ddp", "fsdp2"])
-def reference(root: Path, request: pytest.FixtureRequest) -> Run:
-    run = Run(root, f"undisturbed-{request.param}", (*SETTINGS, f"parallel.engine={request.param}"))
-    assert run.train() == FINISHED, run.output
-    return run
+@pytest.fixture(scope="session")
+def undisturbed_with(root: Path) -> Callable[[str], Run]:
+    """The undisturbed run of a layout."""
+    runs: dict[str, Run] = {}
+
+    def train(name: str) -> Run:
+        if name not in runs:
+            layout = LAYOUTS[name]
+            run = runs[name] = Run(root, f"undisturbed-{name}", (*SETTINGS, *layout.settings), layout.ranks)
+            assert run.train() == FINISHED, run.output
+        return runs[name]
+
+    return train
 
 
-@pytest.mark.parametrize("number", range(ROUNDS // 2))
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, number) for name, layout in LAYOUTS.items() for number in range(layout.rounds)]
+)
 def test_a_run_that_meets_many_faults_ends_like_the_undisturbed_one(
-    root: Path, reference: Run, counts: Path, number: int
+    root: Path, undisturbed_with: Callable[[str], Run], counts: Path, name: str, number: int
 ) -> None:
-    engine = reference.overrides[-1].split("=")[1]
-    faults = draw(number, engine)
-    run = Run(root, f"chaos-{engine}-{number}", reference.overrides)
+    reference, faults = undisturbed_with(name), draw(name, number)
+    run = Run(root, f"chaos-{name}-{number}", reference.overrides, reference.ranks)
     assert run.train_to_the_end(faults, max_restarts=99, seconds=900) == FINISHED, (faults, run.output)
     assert run.struck() == set(range(len(faults)))
     run.assert_same_as(reference)
     lost = list(lost_beyond_the_last_checkpoint(run))
     assert not lost, lost
-    save(counts / f"{engine}-{number}.json", faults, run)
+    save(counts / f"{name}-{number}.json", faults, run)
 
 
 def test_gradients_that_are_not_finite_move_nothing(root: Path, counts: Path) -> None:
     dice = random.Random(f"{SEED}/nan")
     faults = [fault("nan_gradient", dice.randrange(2), step, "forward") for step in dice.sample(range(1, STEPS), 10)]
-    run = Run(root, "chaos-nan", (*SETTINGS, "parallel.engine=ddp", "guard.max_in_all=99"))
+    run = Run(root, "chaos-nan", (*SETTINGS, *LAYOUTS["ddp"].settings, "guard.max_in_all=99"))
     assert run.train(faults) == FINISHED, run.output
     assert sorted(event["step"] for event in run.events("skipped")) == sorted(fault["step"] for fault in faults)
     assert max(record["data_step"] for record in run.records()) == STEPS + 10
-    save(counts / "nan.json", faults, run)
+    save(counts / "ddp-nan.json", faults, run)
 
 
 def test_table(counts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    survived: Counter[str] = Counter()
-    starts = 0
+    by_kind: Counter[str] = Counter()
+    by_layout: Counter[str] = Counter()
+    starts: Counter[str] = Counter()
     for path in sorted(counts.glob("*.json")):
         told = json.loads(path.read_text())
-        survived.update(told["faults"])
-        starts += told["starts"]
+        layout = path.stem.partition("-")[0]
+        by_kind.update(told["faults"])
+        by_layout[layout] += sum(told["faults"].values())
+        starts[layout] += told["starts"]
     with capsys.disabled():
-        print(f"\n\n| fault | survived |\n| --- | --- |\n{table(survived)}\n{starts} starts of the ranks, seed {SEED}")
-    assert survived
+        print(f"\n\n| fault | survived |\n| --- | --- |\n{rows(by_kind)}")
+        print(f"\n| layout | survived | starts of the ranks |\n| --- | --- | --- |\n{rows(by_layout, starts)}")
+        print(f"\nseed {SEED}")
+    assert by_kind
 
 
 def save(path: Path, faults: list[dict[str, Any]], run: Run) -> None:
@@ -132,15 +174,14 @@ def save(path: Path, faults: list[dict[str, Any]], run: Run) -> None:
     path.write_text(json.dumps(told))
 
 
-def table(survived: Counter[str]) -> str:
-    rows = [f"| {kind} | {count} |" for kind, count in sorted(survived.items())]
-    return "\n".join([*rows, f"| all | {survived.total()} |"])
+def rows(*columns: Counter[str]) -> str:
+    lines = [[name, *(column[name] for column in columns)] for name in sorted(columns[0])]
+    lines.append(["all", *(column.total() for column in columns)])
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def lost_beyond_the_last_checkpoint(run: Run) -> Iterator[str]:
     """Starts that did not resume from the newest good checkpoint."""
-    from train.events import read_jsonl
-
     saved: set[int] = set()
     for event in read_jsonl(run.folder / "events.jsonl"):
         if event["kind"] == "saved":
