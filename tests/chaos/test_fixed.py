@@ -71,7 +71,7 @@ def test_a_stop_of_one_worker_stops_all_on_one_step_with_one_checkpoint(root: Pa
     run.assert_same_as(undisturbed)
 
 
-def test_a_stop_of_one_worker_as_the_run_starts_stops_all_before_the_first_step(root: Path, undisturbed: Run) -> None:
+def test_a_stop_of_one_worker_as_the_run_starts_stops_all_before_the_first_step(root: Path) -> None:
     run = Run(root, "stopped-early")
     assert run.train([fault("term", 1, 0, "start")]) == STOPPED, run.output
     [stopped] = run.events("stopped")
@@ -79,8 +79,6 @@ def test_a_stop_of_one_worker_as_the_run_starts_stops_all_before_the_first_step(
     assert "stopped before the first step of this start (another rank was asked)" in run.output
     assert "Traceback" not in run.output
     assert not list(run.folder.glob("checkpoints/*"))
-    assert run.train() == FINISHED, run.output
-    run.assert_same_as(undisturbed)
 
 
 def test_a_rank_that_hangs_is_named_with_its_place_and_its_stack(root: Path, undisturbed: Run) -> None:
