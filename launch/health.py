@@ -1,10 +1,14 @@
 """Is this node fit to train? Run on every node of a job before the first step; slurm/train.sbatch reads the answer.
 
-    python -m launch.health --run RUN --nodes N --head HOST:PORT      # as one task on each of N nodes
+    python -m launch.health check --run RUN --nodes N --head HOST:PORT      # as one task on each of N nodes
 
-Each node looks at itself (GPUs, memory, disk), then all meet at the head and compare: clocks, the time of a matrix
-product, an all-reduce. Prints one line for each node, `healthy NODE` or `unhealthy NODE: what`; a node that does not
-appear, or is far slower than the others, is named by the head. The exit code says nothing: the lines do.
+Each node looks at itself (GPUs, memory, disk, matrix products), then all meet at the head and compare: the time of a
+matrix product, an all-reduce, clocks. Prints one line for each node, `healthy NODE` or `unhealthy NODE: what`; a node
+that does not appear is named by the head. The exit code says nothing: the lines do.
+
+    python -m launch.health judge LINES NODES      # afterwards: those of NODES to leave out, with commas between
+
+A node without a line is unfit too: if that is the head, the others only say that they miss it.
 """
 
 import argparse
@@ -36,12 +40,25 @@ GIB = 2**30
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m launch.health")
-    parser.add_argument("--run", type=Path, required=True, help="the run folder, whose disk must have room")
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--head", required=True, help="HOST:PORT where the nodes meet")
-    parser.add_argument("--min-free-gib", type=float, default=1.0, help="free space in the run folder and in /dev/shm")
-    parser.add_argument("--min-memory-gib", type=float, default=1.0, help="free host memory")
+    actions = parser.add_subparsers(dest="action", required=True)
+    check = actions.add_parser("check")
+    check.add_argument("--run", type=Path, required=True, help="the run folder, whose disk must have room")
+    check.add_argument("--nodes", type=int, required=True)
+    check.add_argument("--head", required=True, help="HOST:PORT where the nodes meet")
+    check.add_argument("--min-free-gib", type=float, default=1.0, help="free space in the run folder and in /dev/shm")
+    check.add_argument("--min-memory-gib", type=float, default=1.0, help="free host memory")
+    verdict = actions.add_parser("judge")
+    verdict.add_argument("lines", type=Path, help="what the nodes said")
+    verdict.add_argument("nodes", help="as Slurm writes them, such as n[1-3]")
     options = parser.parse_args(argv)
+    if options.action == "judge":
+        print(",".join(judge(options.lines.read_text(encoding="utf-8").splitlines(), expand_nodes(options.nodes))))
+    else:
+        _check(options)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     problems = check_node(options.run, options.min_free_gib, options.min_memory_gib)
     figures, more = _own_figures(problems)
@@ -49,14 +66,21 @@ def main(argv: Sequence[str]) -> int:
     if options.nodes > 1:
         problems += _meet(options, node, figures)
     report(node, problems)
-    sys.stdout.flush()
-    os._exit(0)  # not through torch's exit: a peer that failed must not hold us
 
 
 def report(node: str, problems: Sequence[str]) -> None:
     """One write, so that the lines of nodes don't mix."""
     text = f"unhealthy {node}: {'; '.join(problems)}" if problems else f"healthy {node}"
     print(text + "\n", end="", flush=True)
+
+
+def judge(lines: Sequence[str], nodes: Sequence[str]) -> list[str]:
+    """Nodes that are unfit, or said nothing while others spoke. If all of several are, other nodes would be too."""
+    words = [line.replace(":", " ").split() for line in lines]
+    fit, unfit = ({word[1] for word in words if word[:1] == [kind]} for kind in ("healthy", "unhealthy"))
+    silent = set(nodes) - fit - unfit if fit | unfit else set[str]()
+    found = [node for node in nodes if node in unfit | silent]
+    return [] if len(found) == len(nodes) > 1 else found
 
 
 def check_node(run: Path, min_free_gib: float, min_memory_gib: float) -> list[str]:
@@ -92,23 +116,26 @@ def gpu_problems(csv: str) -> list[str]:
 
 
 def _own_figures(problems: Sequence[str]) -> tuple[dict[str, float], list[str]]:
-    """This node's clock and the seconds of a matrix product on its slowest device; and whether the product is right."""
+    """The seconds of a matrix product on this node's slowest device; and whether products and copies are right."""
     import torch
 
     devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
     worst, wrong = 0.0, []
-    for device in devices if not problems else []:
+    for device, neighbour in zip(devices, devices[1:] + devices[:1], strict=True) if not problems else []:
         size = 4096 if device.type == "cuda" else 512
         ones = torch.ones(size, size, device=device)
-        times, totals = [], set()
+        product, times, totals = ones, [], set()
         for _ in range(3):
             start = time.perf_counter()
-            totals.add((ones @ ones)[0].sum().item())
+            product = ones @ ones
+            totals.add(product[0].sum().item())
             times.append(time.perf_counter() - start)
         if totals != {size * size}:
             wrong.append(f"{device} multiplies wrongly ({totals} for {size * size})")
+        if not bool((product.to(neighbour) == size).all()):
+            wrong.append(f"a copy from {device} to {neighbour} is not what was sent")
         worst = max(worst, min(times))
-    return {"matmul_seconds": worst, "clock": time.time()}, wrong
+    return {"matmul_seconds": worst}, wrong
 
 
 def _meet(options: argparse.Namespace, node: str, figures: Mapping[str, float]) -> list[str]:
@@ -122,11 +149,11 @@ def _meet(options: argparse.Namespace, node: str, figures: Mapping[str, float]) 
     limit = timedelta(seconds=MEET_SECONDS)
     try:
         store = dist.TCPStore(host, port, is_master=rank == 0, timeout=limit, wait_for_workers=False)
-        figures = {**figures, "clock": time.time()}
         store.set(f"node{rank}", json.dumps({"node": node, "problem": "", **figures}))
         everyone = _gather(store, options.nodes)
     except dist.DistError as error:
-        return [f"cannot reach the head at {options.head}: {str(error).splitlines()[0]}"]
+        print(f"{node}: the head at {options.head} does not answer: {str(error).splitlines()[0]}", flush=True)
+        return []  # the head's fault, which says nothing
     if rank == 0:
         for name in missing(everyone, os.environ):
             report(name, [f"did not answer within {MEET_SECONDS} s"])
@@ -159,26 +186,43 @@ def compare(node: str, mine: Mapping[str, float], everyone: Sequence[Mapping[str
     usual = statistics.median(figures["matmul_seconds"] for figures in others)
     if len(others) > 1 and usual > 0 and mine["matmul_seconds"] > SLOW * usual:
         problems.append(f"a matrix product takes {mine['matmul_seconds']:.4f} s, {usual:.4f} s on the other nodes")
-    clock = statistics.median(figures["clock"] for figures in everyone)
-    if abs(mine["clock"] - clock) > MEET_SECONDS + CLOCK_SECONDS:
-        problems.append(f"its clock is {mine['clock'] - clock:+.0f} s from the others'")
     return problems
 
 
+def clock_problems(rank: int, clocks: Sequence[float]) -> list[str]:
+    """`clocks`: what all nodes read at the same moment. Of two that differ, the head is believed."""
+    usual = statistics.median(clocks) if len(clocks) > 2 else clocks[0]
+    apart = clocks[rank] - usual
+    return [f"its clock is {apart:+.0f} s from the others'"] if abs(apart) > CLOCK_SECONDS else []
+
+
 def _all_reduce(store: Any, rank: int, nodes: int, limit: timedelta) -> list[str]:
+    """Add up over the network, on GPUs over the fast one too; then all read their clocks. Collective."""
     import torch
     import torch.distributed as dist
 
+    gpu = torch.cuda.is_available()
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else a time-out kills the process before it can speak
+    wrong = []
     try:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=nodes, timeout=limit)
-        total = torch.full((1 << 20,), float(rank + 1))
-        dist.all_reduce(total)
-        dist.barrier()
+        backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=nodes, timeout=limit)
+        for device in ("cpu", "cuda") if gpu else ("cpu",):
+            total = torch.full((1 << 20,), float(rank + 1), device=device)
+            dist.all_reduce(total)
+            expected = nodes * (nodes + 1) / 2
+            if not bool((total == expected).all()):
+                wrong.append(f"all-reduce on {device} gives {total[0].item()} for {expected}")
+        dist.barrier(device_ids=[0] if gpu else None)
+        clocks = torch.zeros(nodes, dtype=torch.float64)
+        clocks[rank] = time.time()
+        dist.all_reduce(clocks)
     except RuntimeError as error:
         return [f"all-reduce with the other nodes failed: {str(error).splitlines()[0]}"]
-    expected = nodes * (nodes + 1) / 2
-    return [] if bool((total == expected).all()) else [f"all-reduce gives {total[0].item()} for {expected}"]
+    return wrong + clock_problems(rank, clocks.tolist())
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # not through torch's exit: a peer that failed must not hold us
