@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch import network
+from launch.peers import Peers
 from launch.rank_logs import REDIRECT
 from launch.supervisor import kill, left_over, supervise
 from parallel.errors import LaunchError
@@ -81,9 +82,12 @@ def start(command: Sequence[str], recipe: Recipe, node: Node, max_restarts: int,
         network.wait_for_head(node.head, node.port, MEET_SECONDS)
     elif node.nodes > 1:
         network.check_free(node.port)
-    arguments = torchrun_arguments(node, folder.logs / socket.gethostname(), run_id(node, os.environ), max_restarts)
+    name = run_id(node, os.environ)
+    arguments = torchrun_arguments(node, folder.logs / socket.gethostname(), name, max_restarts)
     argv = [sys.executable, "-P", "-m", "launch.agent", *arguments, *command]
-    return supervise(argv, os.environ | {"KEEPSTEP_RUN": run} | environment(node, os.environ), stop_seconds)
+    env = os.environ | {"KEEPSTEP_RUN": run} | environment(node, os.environ)
+    peers = Peers(node.node_rank, network.address_of(node.head), node.port, name) if node.nodes > 1 else None
+    return supervise(argv, env, stop_seconds, peers)
 
 
 def torchrun_arguments(node: Node, logs: Path, run: str, max_restarts: int) -> list[str]:

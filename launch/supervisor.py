@@ -6,7 +6,7 @@
 
 Slurm and terminals signal every process of a step, and torchrun dies of what it does not expect. So only two listen:
 the ranks, and this process for the case that nobody else was told. It repeats a stop every second, since a rank that
-is just starting ignores it.
+is just starting ignores it. When another node is lost (`launch/peers.py`), it ends its own ranks, which wait for it.
 """
 
 import contextlib
@@ -20,14 +20,17 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
+from launch.peers import Peers
 from train.exit_codes import FAILED
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def supervise(argv: Sequence[str], env: Mapping[str, str], stop_seconds: float) -> int:
-    """Run the agent; its exit code, or FAILED if it was killed. A stop must be done within `stop_seconds`."""
+def supervise(argv: Sequence[str], env: Mapping[str, str], stop_seconds: float, peers: Peers | None = None) -> int:
+    """Run the agent; its exit code, or FAILED if it was killed. A stop must be done within `stop_seconds`.
+
+    `peers`: of several nodes, the talk with the others."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children
 
@@ -40,22 +43,30 @@ def supervise(argv: Sequence[str], env: Mapping[str, str], stop_seconds: float) 
     before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in STOP_SIGNALS}
     agent = subprocess.Popen(list(argv), env=dict(env), preexec_fn=in_child)
     try:
-        code = _wait(agent, asked, stop_seconds)
+        if peers:
+            peers.start()
+        code = _wait(agent, asked, stop_seconds, peers)
     finally:
         kill(psutil.Process().children(recursive=True))
         for number, handler in before.items():
             signal.signal(number, handler)
     if code < 0:
         print(f"keepstep: torchrun was killed by {signal.Signals(-code).name}; its ranks too", file=sys.stderr)
-        return FAILED
+        code = FAILED
+    if peers:
+        peers.leave(code)
     return code
 
 
-def _wait(agent: subprocess.Popen[bytes], asked: list[int], stop_seconds: float) -> int:
+def _wait(agent: subprocess.Popen[bytes], asked: list[int], stop_seconds: float, peers: Peers | None) -> int:
     deadline = float("inf")
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return agent.wait(0.2 if not asked else 1.0)
+        lost = peers.lost(hurry=bool(asked)) if peers else None
+        if lost:
+            print(f"keepstep: {lost}, and the ranks here wait for it; ending them", file=sys.stderr)
+            return FAILED
         if not asked:
             continue
         if deadline == float("inf"):

@@ -43,15 +43,15 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-SlurmctldParameters={controller}
+SlurmctldParameters=preempt_send_user_signal
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,sched_min_interval=200000,batch_sched_delay=0
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=200000,batch_sched_delay=0
 PriorityType=priority/basic
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 ReturnToService=1
-SlurmdTimeout=10
+SlurmdTimeout=30
 SlurmctldTimeout=10
 MessageTimeout=5
 KillWait=10
@@ -63,13 +63,17 @@ TCPTimeout=2
 TreeWidth=65533
 PropagateResourceLimits=NONE
 """
-# cred_expire: every requeue waits for it. SlurmdTimeout: a dead node is noticed after this (300 s in real clusters).
+# cred_expire: every requeue waits for it. SlurmdTimeout: a dead node is noticed after this (300 s in real clusters), and
+# by the launchers before (launch/peers.py).
 
 PARTITIONS = """\
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE PriorityTier=10 PreemptMode=REQUEUE GraceTime=0 State=UP
 PartitionName=spot Nodes={nodes} MaxTime=INFINITE PriorityTier=5 PreemptMode=REQUEUE GraceTime=20 State=UP
 PartitionName=urgent Nodes={nodes} MaxTime=INFINITE PriorityTier=100 PreemptMode=OFF State=UP
 """
+
+NAMES = ("rack-a1", "rack-a2", "rack-b07")
+"""Slurm writes them as rack-a[1-2],rack-b07."""
 
 TOOLS = ("slurmctld", "slurmd", "munged", "mungekey", "sbatch")
 
@@ -82,15 +86,14 @@ def why_no_cluster() -> str | None:
 
 
 class Cluster(Machines):
-    def __init__(self, root: Path, nodes: int, cpus: int = 4, warn_preempted: bool = True) -> None:
-        super().__init__(root, [f"n{i}" for i in range(1, nodes + 1)])
+    def __init__(self, root: Path, nodes: int, cpus: int = 4) -> None:
+        super().__init__(root, NAMES[:nodes])
         self.config = root / "slurm.conf"
         for folder in ("ctld", "munge", *(f"spool/{name}" for name in self.names)):
             (root / folder).mkdir(parents=True, exist_ok=True)
         root.chmod(0o755)
         (root / "munge").chmod(0o700)
-        controller = "preempt_send_user_signal" if warn_preempted else "enable_configless"
-        lines = [CONFIG.format(root=root, ctl=self.address("ctl"), controller=controller)]
+        lines = [CONFIG.format(root=root, ctl=self.address("ctl"))]
         for name in self.names:
             lines.append(f"NodeName={name} NodeAddr={self.address(name)} CPUs={cpus} RealMemory=1000\n")
         self.config.write_text("".join(lines) + PARTITIONS.format(nodes=",".join(self.names)))
@@ -119,6 +122,10 @@ class Cluster(Machines):
     def boot(self, name: str) -> None:
         self.power_on(name, ["slurmd", "-D", "-f", str(self.config), "-N", name])
 
+    def reconfigure(self, old: str, new: str) -> None:
+        self.config.write_text(self.config.read_text().replace(old, new))
+        self.slurm("scontrol", "reconfigure")
+
     def wait_idle(self) -> None:
         until(lambda: set(self.states().values()) == {"idle"}, 30, "all nodes to be idle")
 
@@ -141,7 +148,7 @@ class Cluster(Machines):
             return shown if shown.get("JobState") in states else None
 
         try:
-            return until(there, limit_seconds, f"job {job} to be {' or '.join(states)}")
+            return until(there, limit_seconds, f"job {job} to be {' or '.join(states)}", pause_seconds=0.2)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; it is {self.job(job)}") from None
 

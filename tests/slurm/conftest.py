@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.cluster import Cluster, why_no_cluster
-from tests.slurm.drills import Lab
+from tests.slurm.lab import Lab
 
 
 @pytest.fixture(scope="session")

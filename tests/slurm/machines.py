@@ -41,14 +41,14 @@ def why_not() -> str | None:
     return f"cannot make namespaces: {result.stderr.strip()}" if result.returncode else None
 
 
-def until(condition: Callable[[], Any], limit_seconds: float, what: str) -> Any:
+def until(condition: Callable[[], Any], limit_seconds: float, what: str, pause_seconds: float = 0.05) -> Any:
     """Wait for something to become true, and answer with it."""
     deadline = time.monotonic() + limit_seconds
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
-        time.sleep(0.05)
+        time.sleep(pause_seconds)
     raise TimeoutError(f"gave up after {limit_seconds} s waiting for {what}")
 
 

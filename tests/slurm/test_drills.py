@@ -1,14 +1,17 @@
 """Jobs on a real Slurm cluster. The quick half of the drills, and what must not come back; the rest is marked slow."""
 
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
-from tests.slurm.drills import DRILLS, KEEPSTEP, ROOT, STEPS, Job, Lab
-from tests.slurm.machines import until
+from tests.slurm.cluster import NAMES, Cluster
+from tests.slurm.drills import DRILLS
+from tests.slurm.lab import KEEPSTEP, ROOT, STEPS, Job, Lab
+from tests.slurm.machines import processes_with, until
 from train.events import read_jsonl
 
 QUICK = ("stop_signal",)
@@ -54,15 +57,16 @@ def test_a_run_that_fails_for_good_is_not_requeued(lab: Lab) -> None:
 
 
 def test_an_unhealthy_node_is_named_and_left_out_of_the_next_attempt(lab: Lab) -> None:
-    lab.cluster.run("n1", ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"])
+    node = NAMES[0]
+    lab.cluster.run(node, ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"])
     try:
         job = Job(lab, "unhealthy").submit("train.steps=5")
         lab.cluster.wait_job(job.id, ("COMPLETED",), 90)
         assert job.reached() == 5, job.log()
-        assert "unhealthy n1: 0.0 GiB free in /dev/shm, 0.1 needed" in job.log()
-        assert lab.cluster.job(job.id)["ExcNodeList"] == "n1"
+        assert f"unhealthy {node}: 0.0 GiB free in /dev/shm, 0.1 needed" in job.log()
+        assert lab.cluster.job(job.id)["ExcNodeList"] == node
     finally:
-        lab.cluster.run("n1", ["umount", "/dev/shm"])
+        lab.cluster.run(node, ["umount", "/dev/shm"])
 
 
 def test_a_sweep_trains_each_value_in_a_folder_of_its_own_and_a_chain_ends_with_the_run(lab: Lab) -> None:
@@ -100,10 +104,19 @@ def test_other_launchers_train_the_same(lab: Lab, launcher: list[str]) -> None:
 
 def test_srun_python_needs_no_launcher(lab: Lab, cluster: Cluster) -> None:
     train = [sys.executable, "-P", "-m", "train", str(lab.recipe), "name=srun"]
-    env = cluster.env | {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": cluster.address("n1")}
-    result = cluster.run("ctl", ["srun", "-N2", "--nodelist=n1,n2", "--kill-on-bad-exit=1", *train], cwd=ROOT, env=env)
+    env = cluster.env | {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": cluster.address(NAMES[0])}
+    result = cluster.run(
+        "ctl", ["srun", "-N2", f"--nodelist={','.join(NAMES[:2])}", "--kill-on-bad-exit=1", *train], cwd=ROOT, env=env
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert Job(lab, "srun").losses() == lab.reference.losses()
+
+
+def test_srun_starts_ranks_through_pmix(lab: Lab, cluster: Cluster) -> None:
+    train = [sys.executable, "-P", "-m", "train", str(lab.recipe), "name=pmix"]
+    result = cluster.run("ctl", ["srun", "-N2", "--mpi=pmix", "--kill-on-bad-exit=1", *train], cwd=ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert Job(lab, "pmix").losses() == lab.reference.losses()
 
 
 def test_srun_with_an_mpi_that_does_not_fit_is_refused(cluster: Cluster) -> None:
@@ -115,15 +128,52 @@ def test_srun_with_an_mpi_that_does_not_fit_is_refused(cluster: Cluster) -> None
 
 
 def test_two_nodes_by_hand_meet_although_their_names_mean_127_0_1_1(lab: Lab, cluster: Cluster) -> None:
-    argv = [*KEEPSTEP, "run", str(lab.recipe), "name=by-hand", "--ranks", "1", "--nodes", "2", "--head", "n1:29400"]
+    argv = [*KEEPSTEP, "run", str(lab.recipe), "name=by-hand", "--ranks", "1", "--nodes", "2"]
+    argv += ["--head", f"{NAMES[0]}:29400"]
     nodes = [
         cluster.spawn(cluster.on(name, [*argv, "--node-rank", str(rank)]), f"by-hand-{name}.log")
-        for rank, name in enumerate(["n1", "n2"])
+        for rank, name in enumerate(NAMES[:2])
     ]
     codes = [node.wait(timeout=120) for node in nodes]
-    logs = "\n".join((cluster.root / f"log/by-hand-{name}.log").read_text() for name in ("n1", "n2"))
+    logs = "\n".join((cluster.root / f"log/by-hand-{name}.log").read_text() for name in NAMES[:2])
     assert codes == [0, 0], logs
     assert Job(lab, "by-hand").losses() == lab.reference.losses()
+
+
+def test_an_array_prepares_what_one_process_prepares(lab: Lab, tmp_path: Path) -> None:
+    corpus = [str(lab.folder / "corpus.jsonl"), "--tokenizer", str(lab.folder / "tokenizer"), "--seq-len", "32"]
+    build = [str(ROOT / "slurm/prepare.sbatch"), *corpus, "--out", str(tmp_path / "data")]
+    options = ["--parsable", "--cpus-per-task=1", f"--output={tmp_path}/%A-%a.log"]
+    array = lab.cluster.slurm("sbatch", *options, "--array=3-7:2", *build)
+    last = lab.cluster.slurm("sbatch", *options, f"--dependency=afterok:{array}", *build)
+    lab.cluster.wait_job(last, ("COMPLETED", "FAILED", "CANCELLED"), 90)
+    logs = "\n".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
+    assert [f"part {share}/3 is done" in logs for share in range(3)] == [True] * 3, logs
+    assert contents(tmp_path / "data") == contents(lab.folder / "data")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_keepstep_proves_itself_on_the_nodes_of_an_allocation(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "slurm", nodes=3).up()
+    try:
+        lab = Lab(cluster, tmp_path)
+        prove = [*KEEPSTEP, "prove", str(lab.recipe), "--ranks", "1", "--out", str(tmp_path / "proof")]
+        wrap = f"cd {ROOT} && exec {shlex.join(prove)}"
+        options = ["--parsable", "-N2", "--ntasks-per-node=1", "--cpus-per-task=2", f"--output={tmp_path}/log"]
+        job = cluster.slurm("sbatch", *options, "--wrap", wrap)
+        shown = cluster.wait_job(job, ("COMPLETED", "FAILED"), 280)
+        log = (tmp_path / "log").read_text()
+        assert (shown["JobState"], shown["NumNodes"]) == ("COMPLETED", "2"), log
+        report = json.loads((tmp_path / "proof/report.json").read_text())
+        assert report["passed"], log
+        assert not processes_with("SLURM_JOB_ID", job)
+        print(log)
+    finally:
+        cluster.down()
 
 
 @pytest.mark.slow
