@@ -109,8 +109,13 @@ def _build_run(
     is_rank_0 = runtime.world.rank == 0
     attempt = 1 + sum(event["kind"] == "started" for event in read_jsonl(folder.events))
     record("started", attempt=attempt, world_size=runtime.world.world_size, engine=recipe.parallel.engine)
-    leave_if_asked = partial(_leave_if_asked, stop, record, ledger)
-    leave_if_asked()
+
+    def stage_done() -> None:
+        """That is, the start gets on; and between its stages it may be stopped."""
+        watchdog.beat("start", 0)
+        _leave_if_asked(stop, record, ledger)
+
+    stage_done()
     faults = Faults(os.environ, runtime.world.rank, folder.checkpoints)
     stream = open_stream(recipe.data, seq_len=recipe.model.seq_len)
     check_fit(recipe, runtime, stream)
@@ -119,7 +124,7 @@ def _build_run(
         folder.recipe.write_text(recipe_as_yaml(recipe), encoding="utf-8")
     announce(recipe, runtime, stream)
     faults.strike("start", 0)
-    leave_if_asked()
+    stage_done()
 
     seed_rank(recipe.train.seed, runtime, 0)
     trainable = Trainable(
@@ -129,7 +134,7 @@ def _build_run(
     )
     engine = build_engine(recipe.parallel, runtime, trainable)
     faults.arm(engine)
-    leave_if_asked()
+    stage_done()
     checkpoints = CheckpointManager(
         folder.checkpoints,
         recipe.checkpoint,
@@ -143,6 +148,7 @@ def _build_run(
     place = Place() if loaded is None else Place.of(loaded)
     if attempt > 1:
         settle(recipe, runtime, record, place.step)
+    stage_done()
     metrics = Metrics(
         folder.metrics,
         folder.tensorboard,

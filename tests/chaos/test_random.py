@@ -29,7 +29,7 @@ SETTINGS = (
     f"checkpoint.every={EVERY}",
     "checkpoint.keep_last=99",
     "checkpoint.max_failures=9",
-    "train.hang_seconds=5",
+    "train.hang_seconds=10",  # DeepSpeed's import alone takes 6 s on a busy machine
 )
 KINDS = {
     "kill": 3,

@@ -198,7 +198,7 @@ def test_stopped_at_any_step_it_saves_and_goes_on_bit_for_bit(
     assert job.differs_from(undisturbed) == []
 
 
-STAGES = ["read_jsonl", "announce", "build_engine"]
+STAGES = ["read_jsonl", "announce", "build_engine", "resume"]
 """Functions that are called on the way to the first step."""
 
 
