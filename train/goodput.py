@@ -62,7 +62,8 @@ def account(
     timed = [record for record in records if "seconds" in record]
     recorded = {number: dict.fromkeys(ORDER, 0.0) for number in attempts}
     for record in timed:
-        _add(recorded[record["attempt"]], record["seconds"])
+        if record["attempt"] in recorded:  # not if a full disk lost that event
+            _add(recorded[record["attempt"]], record["seconds"])
     seconds = dict.fromkeys(ORDER, 0.0)
     end: float | None = None
     for number, attempt in attempts.items():

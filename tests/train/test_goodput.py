@@ -70,6 +70,14 @@ def test_a_wall_clock_that_jumps_within_an_attempt_books_nothing() -> None:
     assert account(events, [record(1, 1, start=1.0, step=3.0)]).total == 4.0
 
 
+def test_an_attempt_whose_start_a_full_disk_lost_does_not_stop_the_next() -> None:
+    records = [record(1, 1, step=1.0), record(2, 2, step=1.0)]
+    assert unsettled([started(1, 1000.0, 0.0), started(3, 1010.0, 0.0)], records, resumed=2) == {
+        "step": 1.0,
+        "down": 9.0,
+    }
+
+
 def test_a_run_without_events_has_no_goodput() -> None:
     assert account([], []).goodput == 0.0
 
