@@ -57,7 +57,12 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"host": host, "findings": [asdict(f) for f in findings], "figures": figures}))
     else:
         print(as_text(host, findings, figures), flush=True)
-    return 1 if any(finding.level == "problem" for finding in findings) else 0
+    code = 1 if any(finding.level == "problem" for finding in findings) else 0
+    if options.measure and world.world_size > 1:
+        from parallel.bootstrap import leave_at_once
+
+        leave_at_once(code)  # gloo's threads may abort an ordinary exit
+    return code
 
 
 def as_text(host: str, findings: list[Finding], figures: Mapping[str, float]) -> str:
