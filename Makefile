@@ -13,11 +13,12 @@ demo: $(INSTALLED)  ## train, kill, resume, compare, export: the whole system in
 test: $(INSTALLED)  ## every test that is not marked slow or gpu
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu"
 
-lint: $(INSTALLED)  ## style, types, shell scripts
+lint: $(INSTALLED)  ## style, types, shell scripts, the Dockerfile
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/shellcheck .ci/run slurm/*.sbatch
+	$(VENV)/bin/hadolint slurm/Dockerfile
 
 format: $(INSTALLED)  ## mend what ruff can mend
 	$(VENV)/bin/ruff check --fix .

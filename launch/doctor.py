@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--cluster", action="store_true", help="also Slurm's settings; with srun, one task on each node"
     )
     parser.add_argument("--measure", action="store_true", help="also speeds, for `keepstep plan`")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.add_argument("--json", action="store_true", help="a JSON object a line: findings, then the figures")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
     figures = measure(options.dir, world) if options.measure else {}
     host = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     if options.json:
-        print(json.dumps({"host": host, "findings": [asdict(f) for f in findings], "figures": figures}))
+        for finding in findings:
+            print(json.dumps({"host": host, **asdict(finding)}))
+        print(json.dumps({"host": host, "figures": figures}), flush=True)
     else:
         print(as_text(host, findings, figures), flush=True)
     code = 1 if any(finding.level == "problem" for finding in findings) else 0

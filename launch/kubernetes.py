@@ -115,7 +115,7 @@ def _replica(name: str, image: str, claim: str, gpus: int, replicas: int) -> dic
         ],
     }
     if gpus:
-        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     volumes = [
         {"name": "shared", "persistentVolumeClaim": {"claimName": claim}},
         {"name": "job", "configMap": {"name": name}},

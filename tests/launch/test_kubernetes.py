@@ -1,8 +1,10 @@
 """The manifest is what the operator and Kubernetes accept; its start script runs without Kubernetes."""
 
+import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ CONTAINER = closed(
         "command": {"type": "array", "items": TEXT},
         "workingDir": TEXT,
         "ports": {"type": "array", "items": closed({"name": {**NAME, "maxLength": 15}, "containerPort": COUNT})},
-        "resources": closed({"limits": {"type": "object", "additionalProperties": COUNT}}),
+        "resources": closed({"limits": {"type": "object", "additionalProperties": {"pattern": "^[1-9][0-9]*$"}}}),
         "volumeMounts": {"type": "array", "items": closed({"name": NAME, "mountPath": TEXT})},
     },
     "name",
@@ -71,6 +73,18 @@ JOB = closed(
         ),
     }
 )
+
+
+def as_the_operator_reads_it(job: dict[str, Any]) -> Any:
+    """Through the models that Kubeflow generates from the definition of PyTorchJob: a field that it does not know is
+    lost, and one that lacks or has another type is an error."""
+    from kubeflow.training import ApiClient
+
+    client = ApiClient()
+    response = types.SimpleNamespace(data=json.dumps(job))
+    return client.sanitize_for_serialization(client.deserialize(response, "KubeflowOrgV1PyTorchJob"))
+
+
 OPTIONS = ["--image", "site/keepstep:1", "--claim", "data"]
 PLACES = ["runs_dir=/shared/runs", "data.sources.0.path=/shared/data"]
 
@@ -84,11 +98,21 @@ def documents(capsys, *options: str) -> list[dict[str, Any]]:
 def test_the_manifest_is_a_valid_pytorchjob(capsys, nodes, gpus):
     config, job = documents(capsys, "--nodes", str(nodes), "--gpus", str(gpus))
     jsonschema.validate(job, JOB)
+    assert as_the_operator_reads_it(job) == job
     assert config["data"]["recipe.yaml"] == Path("recipes/laptop.yaml").read_text()
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert sum(replica["replicas"] for replica in replicas.values()) == nodes
     mounted = {mount["name"] for mount in replicas["Master"]["template"]["spec"]["containers"][0]["volumeMounts"]}
     assert mounted == {volume["name"] for volume in replicas["Master"]["template"]["spec"]["volumes"]}
+
+
+def test_a_field_that_the_operator_does_not_know_would_be_noticed(capsys):
+    _, job = documents(capsys)
+    job["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicies"] = "ExitCode"
+    assert as_the_operator_reads_it(job) != job
+    del job["spec"]["pytorchReplicaSpecs"]
+    with pytest.raises(ValueError, match="`pytorch_replica_specs`, must not be `None`"):
+        as_the_operator_reads_it(job)
 
 
 @pytest.mark.parametrize(("code", "pod"), [(0, 0), (1, 200), (2, 2), (75, 200)])

@@ -40,7 +40,7 @@ def test_the_script_of_a_gpu_site(capsys):
     assert f"RECIPE={Path.cwd()}/recipes/laptop.yaml\n" in script
     assert "OVERRIDES=(train.steps=50 'runs_dir=my runs')" in script
     assert "RANKS=(--ranks 8)" in script
-    assert "NODE_SETUP='module load cuda/12.8'" in script
+    assert "NODE_SETUP='module load cuda/13.0'" in script
     shellcheck(script)
 
 
