@@ -1,5 +1,6 @@
 """The rendered job script, without Slurm."""
 
+import os
 import subprocess
 import sys
 from importlib.resources import files
@@ -58,6 +59,54 @@ def test_containers_and_networks(tmp_path, capsys, line, expected):
     assert expected in script
     assert ("PYTHON=python3 " in script) is line.endswith((".sqsh", ".sif"))
     shellcheck(script)
+
+
+FAKE = """\
+#!/bin/bash
+echo "$(basename "$0")" "${@@Q}" >>"$SAID"
+while [[ $1 == -* || $1 == exec || $1 == *.sif || $1 == *:* ]]; do shift; done
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "srun", "wrapped"),
+    [
+        ("", "", ""),
+        ("PYXIS_IMAGE='my image.sqsh'", "'--container-image=my image.sqsh' '--container-mounts=/d:/d' ", ""),
+        ("APPTAINER_IMAGE=a.sif", "", "'apptainer' 'exec' '--nv' '--bind' '/d:/d' 'a.sif' "),
+    ],
+)
+def test_the_script_starts_what_it_should_in_each_kind_of_container(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, srun: str, wrapped: str
+) -> None:
+    """Run by bash, with stand-ins for srun, scontrol, apptainer and Python that say how they were called."""
+    for name in ("srun", "apptainer"):
+        (tmp_path / name).write_text(FAKE)
+    (tmp_path / "scontrol").write_text("#!/bin/bash\necho NodeAddr=10.0.0.1 JobState=RUNNING Reason=None\n")
+    (tmp_path / "python").write_text('#!/bin/bash\necho python "${@@Q}" >>"$SAID"\n')
+    for name in ("srun", "apptainer", "scontrol", "python"):
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "cluster.env").write_text(f"{line}\nMOUNTS=/d:/d\nPYTHON={tmp_path}/python\n")
+    script = rendered(
+        capsys, "--cluster", str(tmp_path / "cluster.env"), f"runs_dir={tmp_path}/my runs", "--ranks", "2"
+    )
+    env = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n1", "SAID": str(tmp_path / "said")}
+    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-c", script], env=env, check=True, capture_output=True)
+    said = (tmp_path / "said").read_text().splitlines()
+    options = f"'--ntasks=1' '--ntasks-per-node=1' {srun}{wrapped}'{tmp_path}/python' '-P' '-m'"
+    asked = [line.removeprefix(f"srun {options} ") for line in said if line.startswith("srun ")]
+    run = f"'{tmp_path}/my runs/laptop'"
+    assert asked == [
+        f"'launch.health' 'check' '--run' {run} '--nodes' '1' '--head' '10.0.0.1:20119'",
+        f"'launch.cli' 'run' '{Path.cwd()}/recipes/laptop.yaml' 'train.steps=50' 'runs_dir=my runs' "
+        f"'runs_dir={tmp_path}/my runs' "
+        "'--ranks' '2' '--nodes' '1' '--head' '10.0.0.1:20119' '--stop-seconds' '150'",
+    ]
+    here = [line for line in said if "'launch.requeue'" in line and line.startswith("python ")]
+    assert len(here) == 2, said
+    assert sum(line.startswith("apptainer ") for line in said) == (5 if wrapped else 0)
 
 
 def test_a_sweep_is_an_array_with_one_override_a_task(capsys):
