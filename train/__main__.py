@@ -5,17 +5,20 @@ says why and leaves at once, without a collective: its peers see the lost connec
 """
 
 import argparse
+import contextlib
+import json
 import logging
 import os
 import sys
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import train.clock  # noqa: F401 - the seconds of this process count from here, before torch is imported
 from train.errors import USER_ERRORS, StoppedError
-from train.exit_codes import FAILED
+from train.exit_codes import FAILED, STOPPED
 from train.run_folder import MAY_DIFFER
 from train.stop import StopRequest
 
@@ -42,14 +45,18 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except USER_ERRORS as error:
         if rank == 0 or not _ended_by_launcher(stop):
             print(f"keepstep: {error}", file=sys.stderr)
+        _tell_torchrun(str(error))
         _leave_at_once(error.exit_code)
     except Exception as error:
         if _only_lost_a_peer(error) and _ended_by_launcher(stop):
             _leave_at_once(FAILED)
         print(f"keepstep: rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr)
+        _tell_torchrun(f"{type(error).__name__}: {error}")
         _leave_at_once(FAILED)
     from parallel.bootstrap import leave
 
+    if code == STOPPED:
+        _tell_torchrun("stopped on request, with a complete checkpoint: start the same command again to go on")
     leave(code)
 
 
@@ -102,6 +109,13 @@ def _ended_by_launcher(stop: StopRequest) -> bool:
     while not stop and time.monotonic() < deadline:
         time.sleep(0.05)
     return bool(stop)
+
+
+def _tell_torchrun(words: str) -> None:
+    """For the table with which torchrun, started by hand, ends whenever a rank does not answer 0."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with contextlib.suppress(OSError):
+            Path(file).write_text(json.dumps({"message": words, "timestamp": int(time.time())}), encoding="utf-8")
 
 
 def _leave_at_once(code: int) -> NoReturn:
