@@ -79,13 +79,14 @@ def run(options: argparse.Namespace) -> int:
     path = folder.root / "train.sbatch"
     path.write_text(script, encoding="utf-8")
     log = str(folder.logs.resolve() / log_name(sweep))
-    job = ""
+    jobs: list[str] = []
     for _ in range(options.chain):
-        job = submit(path, [f"--dependency=afterany:{job}"] if job else [])
-        print(f"job {job} submitted: {path}")
-    log = log.replace("%A", job).replace("%j", job)
-    print(f"log    {log}\nwatch  tail -F {log}\nstate  squeue --job {job}; keepstep status {folder.root}")
-    print(f"stop   keepstep stop {folder.root} (saves first)")
+        jobs.append(submit(path, [f"--dependency=afterany:{jobs[-1]}"] if jobs else []))
+        print(f"job {jobs[-1]} submitted: {path}")
+    log = log.replace("%A", jobs[0]).replace("%j", jobs[0]).replace("%a", "0")
+    run = f"{folder.root}-TASK" if sweep else str(folder.root)
+    print(f"log    {log}\nwatch  tail -F {log}\nstate  squeue --job {','.join(jobs)}; keepstep status {run}")
+    print(f"ranks  {run}/logs/HOST/rank-N.log\nstop   keepstep stop {run} (saves first)")
     return 0
 
 

@@ -159,6 +159,26 @@ def test_without_slurm_it_says_so_and_keeps_the_script(tmp_path, capsys, monkeyp
     assert (tmp_path / "laptop/train.sbatch").exists()
 
 
+def test_each_job_of_a_chain_waits_for_the_one_before_and_the_first_is_watched(tmp_path, capsys, monkeypatch):
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/said\necho $((6 + $(wc -l <{tmp_path}/said)))\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    assert (
+        cli.main(["submit", "recipes/laptop.yaml", f"runs_dir={tmp_path}", "--chain", "3", "--requeue-limit", "4"]) == 0
+    )
+    script = tmp_path / "laptop/train.sbatch"
+    assert (tmp_path / "said").read_text().splitlines() == [
+        f"--parsable {script}",
+        f"--parsable --dependency=afterany:7 {script}",
+        f"--parsable --dependency=afterany:8 {script}",
+    ]
+    assert "\nREQUEUE_LIMIT=4 " in script.read_text()
+    said = capsys.readouterr().out
+    assert f"watch  tail -F {tmp_path}/laptop/logs/slurm-7.log\nstate  squeue --job 7,8,9; " in said
+
+
 def test_submit_needs_no_torch():
     code = "import sys; from launch import cli; cli.main(sys.argv[1:]); print('torch' in sys.modules, file=sys.stderr)"
     result = subprocess.run([sys.executable, "-c", code, *SUBMIT], capture_output=True, text=True, check=True)
