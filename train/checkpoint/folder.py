@@ -9,8 +9,10 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from train.checkpoint.format import MANIFEST
@@ -23,6 +25,10 @@ class Folder(Protocol):
     """The files of one checkpoint."""
 
     def size(self, name: str) -> int: ...
+
+    def held(self, name: str) -> AbstractContextManager[object]:
+        """The file stays open meanwhile, for all threads, so that the kernel reads ahead from one read to the next."""
+        ...
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """Fill `out`. OSError if the file ends before."""
@@ -103,6 +109,9 @@ def read_all(folder: Folder, name: str) -> bytes:
 class LocalFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held: dict[str, tuple[int, int]] = {}
+        """By name: the descriptor, and how many use it."""
+        self._lock = Lock()
 
     def __str__(self) -> str:
         return str(self.path)
@@ -110,17 +119,29 @@ class LocalFolder:
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
 
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+    @contextmanager
+    def held(self, name: str) -> Iterator[int]:
+        with self._lock:
+            descriptor, holders = self._held.get(name) or (_open_to_read(self.path / name), 0)
+            self._held[name] = descriptor, holders + 1
         try:
+            yield descriptor
+        finally:
+            with self._lock:
+                descriptor, holders = self._held.pop(name)
+                if holders > 1:
+                    self._held[name] = descriptor, holders - 1
+                else:
+                    os.close(descriptor)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        with self.held(name) as descriptor:
             done = 0
             while done < len(out):
                 count = os.preadv(descriptor, [out[done:]], start + done)
                 if not count:
                     raise OSError(f"{name} ends at byte {start + done}")
                 done += count
-        finally:
-            os.close(descriptor)
 
     def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         self.path.mkdir(exist_ok=True)  # rank 0 made it, but a network file system may not show it here yet
@@ -211,6 +232,12 @@ class LocalRoot:
             shutil.rmtree(entry, ignore_errors=True)
             swept.append(entry.name)
         return swept
+
+
+def _open_to_read(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # the kernel reads twice as far ahead
+    return descriptor
 
 
 def sync_folder(path: Path) -> None:

@@ -5,6 +5,7 @@ A store has no rename: shards go under `step-N/ID/`, and the manifest, written l
 
 import secrets
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import fsspec
@@ -23,6 +24,9 @@ class ObjectFolder:
 
     def size(self, name: str) -> int:
         return self._fs.info(f"{self._path}/{name}")["size"]
+
+    def held(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()  # nothing is open between two requests
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         data = self._fs.cat_file(f"{self._path}/{name}", start=start, end=start + len(out))

@@ -43,8 +43,9 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_READERS = 4
-"""Threads that read; hashing and copying one piece overlaps with reading others."""
+_READERS = min(4, len(os.sched_getaffinity(0)))
+"""Threads that read; hashing and copying one piece overlaps with reading others. More than cores only get in each
+other's way."""
 _BLOCKS_AT_ONCE = 16
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -186,10 +187,11 @@ class ShardReader(StorageReader):
 
         def read(piece: Piece, items: list[ReadItem]) -> None:
             source = _PieceReader(self, piece)
-            for item in sorted(items, key=lambda item: item.storage_offsets):
-                target = planner.resolve_tensor(item).detach()
-                source.read_box(tuple(item.storage_offsets), tuple(item.lengths), target)
-                planner.commit_tensor(item, target)
+            with self.folder.held(piece.file):
+                for item in sorted(items, key=lambda item: item.storage_offsets):
+                    target = planner.resolve_tensor(item).detach()
+                    source.read_box(tuple(item.storage_offsets), tuple(item.lengths), target)
+                    planner.commit_tensor(item, target)
 
         with ThreadPoolExecutor(_READERS, "checkpoint-read") as pool:
             list(pool.map(lambda pair: read(*pair), in_order))
