@@ -6,6 +6,7 @@ Prints one line of JSON per rank: the events it would have recorded (rank 0 alon
 how long a failed save took to be seen.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -75,6 +76,24 @@ def full_disk(rank: Rank) -> None:
     rank.manager.wait()
     LocalFolder.write = write
     left = sorted(path.name for path in rank.folder.iterdir())
+    rank.save(3)
+    rank.manager.wait()
+    rank.tell(left=left, loaded=rank.load())
+
+
+def small_disk(rank: Rank) -> None:
+    """A real file system without a free block in the second save; the third, with room again, goes well."""
+    rank.save(1)
+    rank.manager.wait()
+    filler = rank.folder / "filler"
+    if rank.rank == 0:
+        _fill(filler)
+    dist.barrier()
+    rank.save(2)
+    rank.manager.wait()
+    left = sorted(path.name for path in rank.folder.iterdir())
+    dist.barrier()
+    filler.unlink(missing_ok=True)
     rank.save(3)
     rank.manager.wait()
     rank.tell(left=left, loaded=rank.load())
@@ -151,6 +170,12 @@ def _see_failure(rank: Rank) -> None:
     os._exit(0)
 
 
+def _fill(filler: Path) -> None:
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
 def _raise(error: Exception) -> Any:
     def write(self: LocalFolder, name: str, parts: Any) -> None:
         raise error
@@ -165,7 +190,7 @@ def _call(action: Callable[[], object]) -> Any:
     return write
 
 
-SCENARIOS = {f.__name__: f for f in (full_disk, killed, frozen, missing_shard, another_run, two_savers)}
+SCENARIOS = {f.__name__: f for f in (full_disk, small_disk, killed, frozen, missing_shard, another_run, two_savers)}
 
 
 def run_rank(folder: Path, scenario: str, rank: int) -> None:

@@ -1,10 +1,10 @@
 """Run by test_faults.py: one saver killed (SIGKILL) before and after each of its calls to the file system.
 
-    python kill_saves.py FOLDER STEP
+    python kill_saves.py FOLDER STEP RANKS VICTIM
 
-A fork saves STEP (2, or 1 again) beside the complete step 1 and dies at its n-th call; a second fork then looks for
-what loads, and saves step 3. One line of JSON for each n: what was called, which step loaded, whether its tensors were
-right, and what lay in the folder at the end.
+Forks, one for each of RANKS, save STEP (2, or 1 again) beside the complete step 1, and the one of rank VICTIM dies at
+its n-th call; then another fork looks for what loads, and saves step 3. One line of JSON for each n: what was called,
+which step loaded, whether its tensors were right, and what lay in the folder at the end.
 """
 
 import json
@@ -13,10 +13,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from train.checkpoint.manager import CheckpointManager, Progress
 from train.config import CheckpointConfig
@@ -29,19 +31,32 @@ def state(step: int) -> dict[str, torch.Tensor]:
 
 
 def manager(folder: Path) -> CheckpointManager:
-    return CheckpointManager(folder, CheckpointConfig(background=False, keep_last=1), {}, lambda *_, **__: None)
+    config = CheckpointConfig(background=False, keep_last=1)
+    return CheckpointManager(folder, config, {}, lambda *_, **__: None, timeout_seconds=10.0)
 
 
-def save(folder: Path, step: int) -> None:
-    manager(folder).save(Progress(step, step), state(step), {"step": step})
+def save(folder: Path, step: int, rank: int = 0, ranks: int = 1, before: Callable[[], None] = lambda: None) -> None:
+    """`before` is called when the rank is ready to save."""
+    if ranks > 1:
+        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}.store", ranks), rank=rank, world_size=ranks)
+    saver = manager(folder)
+    before()
+    saver.save(Progress(step, step), state(step), {"step": step})
 
 
-def in_fork(action: Callable[[], Any]) -> int:
-    """The exit code, negative if a signal ended it."""
-    if not (child := os.fork()):
-        action()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def in_forks(*actions: Callable[[], Any]) -> list[int]:
+    """Their exit codes, negative if a signal ended one."""
+    children = []
+    for action in actions:
+        if not (child := os.fork()):
+            code = 1
+            try:
+                action()
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 def die_at(number: int, after: bool, trace: int) -> None:
@@ -81,33 +96,33 @@ def look(folder: Path, report: Path) -> None:
     report.write_text(json.dumps({"step": step, "right": right, "rank_states": loaded.rank_states, "left": left}))
 
 
-def trial(folder: Path, step: int, number: int, after: bool) -> dict[str, Any]:
+def trial(folder: Path, step: int, ranks: int, victim: int, number: int, after: bool) -> dict[str, Any]:
     run = folder / f"{number}-{after}"
     shutil.copytree(folder / "start", run)
     reading, writing = os.pipe()
-
-    def killed() -> None:
-        die_at(number, after, writing)
-        save(run, step)
-
-    code = in_fork(killed)
+    arm = partial(die_at, number, after, writing)
+    saves = [partial(save, run, step, rank, ranks, *[arm] * (rank == victim)) for rank in range(ranks)]
+    code = in_forks(*saves)[victim]
     os.close(writing)
     with os.fdopen(reading) as pipe:
         calls = pipe.read().split()
-    assert in_fork(lambda: look(run, folder / "report.json")) == 0
+    assert in_forks(lambda: look(run, folder / "report.json")) == [0]
     found = json.loads((folder / "report.json").read_text())
     shutil.rmtree(run)
     return {"number": number, "after": after, "killed": code == -signal.SIGKILL, "calls": calls} | found
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    folder, step = Path(sys.argv[1]), int(sys.argv[2])
-    assert in_fork(lambda: save(folder / "start", 1)) == 0
+def main(folder: Path, step: int, ranks: int, victim: int) -> None:
+    assert in_forks(lambda: save(folder / "start", 1)) == [0]
     number, going = 0, True
     while going:
         number += 1
         for after in (False, True):
-            result = trial(folder, step, number, after)
+            result = trial(folder, step, ranks, victim, number, after)
             print(json.dumps(result), flush=True)
             going = result["killed"]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,13 +26,14 @@ from train.errors import CheckpointError
 HERE = Path(__file__).parent
 
 
-def script(name: str, *arguments: object) -> list[dict]:
+def script(name: str, *arguments: object, inside: Sequence[str] = ()) -> list[dict]:
+    """The lines of JSON that it prints; `inside` is a command that runs it."""
     run = subprocess.run(
-        [sys.executable, str(HERE / name), *map(str, arguments)],
+        [*inside, sys.executable, str(HERE / name), *map(str, arguments)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr[-6000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -75,18 +76,34 @@ def run(tmp_path: Path):
     run.manager.close()
 
 
-@pytest.mark.parametrize("step", [2, 1], ids=["new", "again"])
-def test_a_saver_killed_at_any_call_leaves_a_complete_checkpoint(tmp_path: Path, step: int) -> None:
-    trials = script("kill_saves.py", tmp_path, step)
+ALL_CALLS = {"mkdir", "open", "write", "fsync", "rename", "close", "unlink", "rmdir"}
+
+
+def kill_saver_at_every_call(folder: Path, step: int, ranks: int, victim: int, calls: set[str]) -> None:
+    trials = script("kill_saves.py", folder, step, ranks, victim)
     killed = [trial for trial in trials if trial["killed"]]
-    calls = {trial["calls"][-1] for trial in killed if trial["after"]}
-    assert calls >= {"mkdir", "open", "write", "fsync", "rename", "close", "unlink", "rmdir"}
-    assert len(killed) > 50
+    assert {trial["calls"][-1] for trial in killed if trial["after"]} >= calls
+    assert len(killed) > 5 * len(calls)
     for trial in trials:
         assert trial["right"], trial
         assert trial["step"] in (1, step), trial
-        assert trial["rank_states"] == [{"step": trial["step"]}], trial
+        assert trial["rank_states"] in ([{"step": 1}], [{"step": step}] * ranks), trial
         assert trial["left"] == ["step-00000003"], trial
+
+
+@pytest.mark.parametrize("step", [2, 1], ids=["new", "again"])
+def test_a_saver_killed_at_any_call_leaves_a_complete_checkpoint(tmp_path: Path, step: int) -> None:
+    kill_saver_at_every_call(tmp_path, step, 1, 0, ALL_CALLS)
+
+
+@pytest.mark.slow
+def test_killing_rank_0_of_two_at_any_call_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    kill_saver_at_every_call(tmp_path, 2, 2, 0, ALL_CALLS)
+
+
+@pytest.mark.slow
+def test_killing_rank_1_of_two_at_any_call_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    kill_saver_at_every_call(tmp_path, 2, 2, 1, {"open", "write", "fsync"})
 
 
 @pytest.mark.parametrize("fault", ["flip", "cut", "grown"])
@@ -231,6 +248,21 @@ def test_a_full_disk_of_one_rank_fails_the_save_on_all(tmp_path: Path) -> None:
     assert [event["kind"] for event in first["events"]] == ["saved", "save_failed", "saved"]
     assert first["events"][1]["error"] == "rank 1: OSError: [Errno 28] No space left on device"
     assert first["left"] == ["step-00000001"]
+    for line in (first, second):
+        assert line["loaded"] == {"step": 3, "right": True, "rank_states": [{"rank": 0}, {"rank": 1}]}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+def test_a_file_system_without_a_free_block_fails_the_save_on_all_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mounted = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=256k tmpfs "$0" && exec "$@"', str(folder)]
+    first, second = sorted(
+        script("fault_ranks.py", folder, "small_disk", inside=mounted), key=lambda line: line["rank"]
+    )
+    assert [event["kind"] for event in first["events"]] == ["saved", "save_failed", "saved"]
+    assert "No space left on device" in first["events"][1]["error"]
+    assert first["left"] == ["filler", "step-00000001"]
     for line in (first, second):
         assert line["loaded"] == {"step": 3, "right": True, "rank_states": [{"rank": 0}, {"rank": 1}]}
 
