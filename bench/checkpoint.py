@@ -9,6 +9,7 @@ busy loop are timed with and without a save behind them. Prints Markdown for doc
 """
 
 import argparse
+import itertools
 import os
 import platform
 import shutil
@@ -306,34 +307,35 @@ def _resume_rank(run: Path, rank: int, megabytes: int, rounds: int) -> None:
 
 
 def slow_down(folder: Path, megabytes: int, rounds: int) -> None:
-    """Steps of a loop that keeps one core busy, or both, with and without a save going on behind."""
+    """Steps of a loop that keeps one core busy, or both, with and without a save going on behind: large products, and
+    many small operations as of a loop that launches kernels, which needs Python's lock all the time."""
     state = make_state(megabytes)
     saver = manager(fresh(folder / "steps"), background=True)
     saver.save(Progress(0, 0), state, {})
     saver.wait()
-    matrix = torch.randn(512, 512)
-    print("\n| busy cores | step alone, ms | step beside a save, ms | slower by |\n| --- | --- | --- | --- |")
-    for cores in (1, 2):
+    large, small = torch.randn(512, 512), torch.zeros(1)
+    steps = {
+        "large products": lambda: [large @ large for _ in range(8)],
+        "small operations": lambda: [small + small for _ in range(20_000)],
+    }
+    print("\n| step | busy cores | alone, ms | beside a save, ms | slower by |\n| --- | --- | --- | --- | --- |")
+    for (name, step), cores in itertools.product(steps.items(), (1, 2)):
         burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores - 1)]
         alone, beside = [], []
         for number in range(rounds):
-            alone += [_step(matrix) for _ in range(20)]
+            alone += [timed(step) for _ in range(20)]
             saver.save(Progress(number + 1, 0), state, {})
             assert saver._saving is not None
             while not saver._saving[2].done():
-                beside.append(_step(matrix))
+                beside.append(timed(step))
             saver.wait()
         for burner in burners:
             burner.kill()
             burner.wait()
         before, during = statistics.mean(alone), statistics.mean(beside)
         slower = 100 * (during / before - 1)
-        print(f"| {cores} of {os.cpu_count()} | {1000 * before:.1f} | {1000 * during:.1f} | {slower:.0f} % |")
+        print(f"| {name} | {cores} of {os.cpu_count()} | {1000 * before:.1f} | {1000 * during:.1f} | {slower:.0f} % |")
     saver.close()
-
-
-def _step(matrix: Tensor) -> float:
-    return timed(lambda: [matrix @ matrix for _ in range(8)])
 
 
 def main() -> None:
