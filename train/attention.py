@@ -7,12 +7,13 @@
 | others, in export | SDPA with a dense boolean mask                             | nothing is left out               |
 
 Shapes: B micro batch, T sequence, H query heads, K key/value heads, G = H / K, E head width, C queries of a chunk, S
-keys that a chunk sees.
+keys that a chunk sees, R rows of a chunk, N = R K products at once, X = G C rows of each.
 
-On CPU torch's own kernel multiplies small tiles at a quarter of the speed of large bf16 products (docs/performance.md),
-so `keepstep::attention` is made of large ones. Scores and softmax are fp32, probabilities and the gradient of scores
-have the input's precision; the backward pass computes the scores again, so memory is O(T). It is a custom operator so
-that compiling and selective recomputation see one operation.
+On CPU torch's own kernel multiplies small tiles at a quarter of the speed of large bf16 products
+(docs/performance.md), so `keepstep::attention` is made of large ones, and of few, for threads wait for each other
+after each. Scores and softmax are fp32, probabilities and the gradient of scores have the input's precision; the
+backward pass computes the scores again, so memory is O(T). As a custom operator it is one operation to compilers and
+to selective recomputation.
 """
 
 import functools
@@ -28,6 +29,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 CHUNK = 128
 """Queries of one product. Smaller wastes less above the diagonal; larger multiplies faster."""
+SCORES = 2**22
+"""At most so many in a product of several rows: the last cache should hold what is made of them."""
 
 Boundaries = Tensor | BlockMask
 """What layers are told of documents: the start of each token's document (cpu), a block mask (cuda), or a dense mask."""
@@ -93,44 +96,56 @@ def _exporting() -> bool:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Queries [start, end) of a row, which see keys from `first_key` on, less those `hidden` of the last: (C, them)."""
+    """Queries [start, end) of rows that see the same keys, from `first_key` on. `hiding` is added to the scores of the
+    last keys: minus infinity where a query may not see, shape (C, them)."""
 
+    rows: slice
     start: int
     end: int
     first_key: int
-    hidden: Tensor
+    hiding: Tensor
 
 
-def cut_row(starts_T: Tensor) -> Iterator[Chunk]:
-    """The chunks of one row, each with the fewest keys that hold all it may see."""
-    T = len(starts_T)
-    ends = [min(start + CHUNK, T) for start in range(0, T, CHUNK)]
-    firsts, lasts = starts_T[::CHUNK].tolist(), starts_T[[end - 1 for end in ends]].tolist()
-    for start, end, first_key, last_start in zip(range(0, T, CHUNK), ends, firsts, lasts, strict=True):
-        if first_key == last_start:  # one document: all keys before the chunk are seen
-            yield Chunk(start, end, first_key, _above_diagonal(end - start))
-            continue
-        t_C1 = torch.arange(start, end, dtype=torch.int32)[:, None]
-        s_S = torch.arange(first_key, end, dtype=torch.int32)
-        yield Chunk(start, end, first_key, (s_S > t_C1) | (s_S < starts_T[start:end, None]))
+def cut(starts_BT: Tensor, heads: int) -> Iterator[Chunk]:
+    """Every row's chunks, each with the fewest keys that hold all it may see; those of alike rows are one."""
+    B, T = starts_BT.shape
+    for start in range(0, T, CHUNK):
+        end = min(start + CHUNK, T)
+        most = max(1, SCORES // (heads * (end - start) * end))
+        firsts, lasts = starts_BT[:, start].tolist(), starts_BT[:, end - 1].tolist()
+        row = 0
+        while row < B:
+            first_key, after = firsts[row], row + 1
+            if first_key == lasts[row]:  # one document: all keys before the chunk are seen
+                while after < min(B, row + most) and firsts[after] == lasts[after] == first_key:
+                    after += 1
+                hiding = _above_diagonal(end - start)
+            else:
+                t_C1 = torch.arange(start, end, dtype=torch.int32)[:, None]
+                s_S = torch.arange(first_key, end, dtype=torch.int32)
+                hiding = _hiding((s_S > t_C1) | (s_S < starts_BT[row, start:end, None]))
+            yield Chunk(slice(row, after), start, end, first_key, hiding)
+            row = after
 
 
 @functools.cache
 def _above_diagonal(size: int) -> Tensor:
-    return torch.ones(size, size, dtype=torch.bool).triu(1)
+    return _hiding(torch.ones(size, size, dtype=torch.bool).triu(1))
+
+
+def _hiding(hidden: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
 
 
 @torch.library.custom_op("keepstep::attention", mutates_args=(), device_types="cpu")
 def _attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, starts_BT: Tensor) -> Tensor:
+    H, K = q_BTHE.shape[2], k_BTKE.shape[2]
     out_BTHE = torch.empty_like(q_BTHE, memory_format=torch.contiguous_format)
-    K = k_BTKE.shape[2]
-    for b, starts_T in enumerate(starts_BT):
-        k_KTE, v_KTE = k_BTKE[b].transpose(0, 1), v_BTKE[b].transpose(0, 1)
-        q32_TKGE, k32_KTE = _scaled(q_BTHE[b], K).float(), k_KTE.float()
-        for chunk in cut_row(starts_T):
-            keys = slice(chunk.first_key, chunk.end)
-            p_KXS = _probabilities(q32_TKGE, k32_KTE, chunk).to(v_KTE.dtype)
-            _store(out_BTHE[b], chunk, p_KXS @ v_KTE[:, keys])
+    q32_BKGTE, k32_BKTE = _by_head(_scaled(q_BTHE), K, torch.float32), _by_head(k_BTKE, K, torch.float32)[:, :, 0]
+    v_BKTE = _by_head(v_BTKE, K)[:, :, 0]
+    for chunk in cut(starts_BT, H):
+        p_NXS = _probabilities(q32_BKGTE, k32_BKTE, chunk).to(v_BKTE.dtype)
+        _store(out_BTHE, chunk, p_NXS @ _keys(v_BKTE, chunk))
     return out_BTHE
 
 
@@ -139,48 +154,59 @@ def _attention_backward(
     grad_BTHE: Tensor, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, starts_BT: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """With P = softmax(S): dV = P' dO; dS = P * (dO V' - rowsum(P * dO V')); dQ = dS K; dK = dS' Q (Dao 2022, B.2)."""
+    H, K, E = q_BTHE.shape[2], *k_BTKE.shape[2:]
     dq_BTHE, dk_BTKE, dv_BTKE = (
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_BTHE, k_BTKE, v_BTKE)
     )
-    K, E = k_BTKE.shape[2:]
-    for b, starts_T in enumerate(starts_BT):
-        k_KTE, v_KTE = k_BTKE[b].transpose(0, 1), v_BTKE[b].transpose(0, 1)
-        q_TKGE, grad_TKGE = _scaled(q_BTHE[b], K), grad_BTHE[b].unflatten(1, (K, -1))
-        q32_TKGE, k32_KTE = q_TKGE.float(), k_KTE.float()
-        dk_KTE, dv_KTE = torch.zeros(2, K, len(starts_T), E, dtype=torch.float32)
-        for chunk in cut_row(starts_T):
-            keys = slice(chunk.first_key, chunk.end)
-            p_KXS = _probabilities(q32_TKGE, k32_KTE, chunk).to(v_KTE.dtype)
-            grad_KXE = _queries(grad_TKGE, chunk)
-            dp_KXS = grad_KXE @ v_KTE[:, keys].mT
-            ds_KXS = torch._softmax_backward_data(dp_KXS, p_KXS, -1, p_KXS.dtype)
-            dv_KTE[:, keys] += p_KXS.mT @ grad_KXE
-            dk_KTE[:, keys] += ds_KXS.mT @ _queries(q_TKGE, chunk)
-            _store(dq_BTHE[b], chunk, (ds_KXS @ k_KTE[:, keys]).mul_(1 / math.sqrt(E)))
-        dk_BTKE[b], dv_BTKE[b] = dk_KTE.transpose(0, 1), dv_KTE.transpose(0, 1)
+    q_BKGTE, grad_BKGTE = _by_head(_scaled(q_BTHE), K), _by_head(grad_BTHE, K)
+    k_BKTE, v_BKTE = _by_head(k_BTKE, K)[:, :, 0], _by_head(v_BTKE, K)[:, :, 0]
+    q32_BKGTE, k32_BKTE = q_BKGTE.float(), k_BKTE.float()
+    dk_BKTE, dv_BKTE = torch.zeros(2, *k_BKTE.shape, dtype=torch.float32)
+    for chunk in cut(starts_BT, H):
+        p_NXS = _probabilities(q32_BKGTE, k32_BKTE, chunk).to(v_BKTE.dtype)
+        grad_NXE = _queries(grad_BKGTE, chunk)
+        ds_NXS = torch._softmax_backward_data(grad_NXE @ _keys(v_BKTE, chunk).mT, p_NXS, -1, p_NXS.dtype)
+        _keys(dv_BKTE, chunk).add_(p_NXS.mT @ grad_NXE)
+        _keys(dk_BKTE, chunk).add_(ds_NXS.mT @ _queries(q_BKGTE, chunk))
+        _store(dq_BTHE, chunk, (ds_NXS @ _keys(k_BKTE, chunk)).mul_(1 / math.sqrt(E)))
+    dk_BTKE.copy_(dk_BKTE.transpose(1, 2))
+    dv_BTKE.copy_(dv_BKTE.transpose(1, 2))
     return dq_BTHE, dk_BTKE, dv_BTKE
 
 
-def _scaled(q_THE: Tensor, kv_heads: int) -> Tensor:
-    """Queries over sqrt(E), by the key/value head that they share. Shape (T, K, G, E)."""
-    return q_THE.unflatten(1, (kv_heads, -1)) * (1 / math.sqrt(q_THE.shape[-1]))
+def _scaled(q_BTHE: Tensor) -> Tensor:
+    return q_BTHE * (1 / math.sqrt(q_BTHE.shape[-1]))
 
 
-def _queries(x_TKGE: Tensor, chunk: Chunk) -> Tensor:
-    """A chunk's rows of the products, the query heads of a key/value head below each other: (K, X = G C, E)."""
-    return x_TKGE[chunk.start : chunk.end].permute(1, 2, 0, 3).flatten(1, 2)
+def _by_head(x_BTHE: Tensor, kv_heads: int, dtype: torch.dtype | None = None) -> Tensor:
+    """By the key/value head that they share, each head's tokens together: (B, K, G, T, E), contiguous."""
+    x_BKGTE = x_BTHE.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)
+    return x_BKGTE.to(dtype or x_BTHE.dtype, memory_format=torch.contiguous_format).contiguous()
 
 
-def _probabilities(q32_TKGE: Tensor, k32_KTE: Tensor, chunk: Chunk) -> Tensor:
-    scores_KXS = _queries(q32_TKGE, chunk) @ k32_KTE[:, chunk.first_key : chunk.end].mT
-    by_query = scores_KXS.unflatten(1, (-1, chunk.end - chunk.start))
-    by_query[..., -chunk.hidden.shape[1] :].masked_fill_(chunk.hidden, -torch.inf)
-    return scores_KXS.softmax(-1)
+def _queries(x_BKGTE: Tensor, chunk: Chunk) -> Tensor:
+    """A chunk's rows of the products, the query heads of a key/value head below each other: (N, X = G C, E)."""
+    return x_BKGTE[chunk.rows, :, :, chunk.start : chunk.end].flatten(2, 3).flatten(0, 1)
 
 
-def _store(target_THE: Tensor, chunk: Chunk, x_KXE: Tensor) -> None:
-    C = chunk.end - chunk.start
-    target_THE[chunk.start : chunk.end] = x_KXE.unflatten(1, (-1, C)).permute(2, 0, 1, 3).flatten(1, 2)
+def _keys(x_BKTE: Tensor, chunk: Chunk) -> Tensor:
+    """A view of what a chunk sees: (N, S, E)."""
+    x_RKSE = x_BKTE[chunk.rows, :, chunk.first_key : chunk.end]
+    return x_RKSE.view(-1, *x_RKSE.shape[2:])
+
+
+def _probabilities(q32_BKGTE: Tensor, k32_BKTE: Tensor, chunk: Chunk) -> Tensor:
+    scores_NXS = _queries(q32_BKGTE, chunk) @ _keys(k32_BKTE, chunk).mT
+    by_query = scores_NXS.unflatten(1, (-1, chunk.end - chunk.start))
+    by_query[..., -chunk.hiding.shape[1] :].add_(chunk.hiding)
+    return scores_NXS.softmax(-1)
+
+
+def _store(target_BTHE: Tensor, chunk: Chunk, x_NXE: Tensor) -> None:
+    """Put a chunk's (N, X, E) into its rows of (B, T, H, E)."""
+    target_RCHE = target_BTHE[chunk.rows, chunk.start : chunk.end]
+    R, C, H, E = target_RCHE.shape
+    target_RCHE.copy_(x_NXE.view(R, H, C, E).transpose(1, 2))
 
 
 @_attention.register_fake

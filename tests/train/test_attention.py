@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import train.attention
-from train.attention import CHUNK, Boundaries, attend, cut_row, dense_mask, document_starts, find_boundaries, visible
+from train.attention import CHUNK, Boundaries, attend, cut, dense_mask, document_starts, find_boundaries, visible
 
 E = 16
 
@@ -80,22 +80,30 @@ def test_bf16_attention_errs_no_more_than_torchs_own() -> None:
         assert mistake < max(1.5 * allowed.item(), 0.004)
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=3 * CHUNK))
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=3 * CHUNK), st.integers(1, 3))
 @settings(deadline=None, max_examples=50)
-def test_chunks_hold_every_visible_key_once(steps: list[int]) -> None:
+def test_chunks_hold_every_visible_key_once(steps: list[int], rows: int) -> None:
     """Whatever the documents: what the chunks show is what the dense mask shows."""
-    documents_BT = torch.tensor([steps]).eq(0).cumsum(1)
-    T = len(steps)
-    shown_TT = torch.zeros(T, T, dtype=torch.bool)
-    for chunk in cut_row(document_starts(documents_BT)[0]):
-        shown_TT[chunk.start : chunk.end, chunk.first_key : chunk.end] = True
-        shown_TT[chunk.start : chunk.end, chunk.end - chunk.hidden.shape[1] : chunk.end] = ~chunk.hidden
-    assert torch.equal(shown_TT, dense_mask(documents_BT)[0, 0])
+    one_T = torch.tensor(steps)
+    documents_BT = torch.stack([one_T.eq(0).cumsum(0), *[torch.zeros_like(one_T)] * (rows - 1)])
+    seen_BTT = torch.zeros(rows, len(steps), len(steps))
+    for chunk in cut(document_starts(documents_BT), heads=1):
+        of_chunk = (chunk.rows, slice(chunk.start, chunk.end))
+        seen_BTT[*of_chunk, chunk.first_key : chunk.end] += 1
+        seen_BTT[*of_chunk, chunk.end - chunk.hiding.shape[1] : chunk.end] += chunk.hiding
+    assert torch.equal(seen_BTT.clamp(min=0), dense_mask(documents_BT)[:, 0].float())
 
 
 def test_no_work_is_done_for_keys_of_earlier_documents() -> None:
-    (first, second) = cut_row(document_starts(documents(2 * CHUNK, (CHUNK,)))[0])
+    (first, second) = cut(document_starts(documents(2 * CHUNK, (CHUNK,))), heads=1)
     assert (first.first_key, second.first_key) == (0, CHUNK)
+
+
+def test_rows_that_see_the_same_keys_are_multiplied_together() -> None:
+    alike_then_other = document_starts(documents(2 * CHUNK, (), (), (CHUNK,)))
+    shapes = [(c.rows.start, c.rows.stop, c.start) for c in cut(alike_then_other, heads=4)]
+    assert shapes == [(0, 3, 0), (0, 2, CHUNK), (2, 3, CHUNK)]
+    assert len(list(cut(alike_then_other, heads=10**6))) == 6  # too many heads for the cache: each row by itself
 
 
 def test_compiling_sees_one_operation_and_changes_nothing() -> None:
