@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,8 @@ class Machines:
     def env(self) -> dict[str, str]:
         """Without variables of a cluster around us."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "PMI", "KEEPSTEP"))}
-        return kept | {"PATH": f"{kept['PATH']}:{SYSTEM_PATH}", "OMP_NUM_THREADS": "1"}
+        tools = Path(sys.executable).parent  # of this environment, active or not
+        return kept | {"PATH": f"{tools}:{kept['PATH']}:{SYSTEM_PATH}", "OMP_NUM_THREADS": "1"}
 
     def spawn(self, argv: Sequence[str], log: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         with (self.root / "log" / log).open("ab") as output:
