@@ -80,7 +80,8 @@ def test_a_stop_signal_ends_in_one_checkpoint_and_75_without_a_restart(tmp_path,
 
 def test_a_signal_while_ranks_start_is_not_lost(tmp_path):
     toy = Toy(tmp_path, 10_000)
-    time.sleep(0.5)
+    while not psutil.Process(toy.process.pid).children():
+        time.sleep(0.05)
     toy.process.send_signal(signal.SIGUSR1)
     assert toy.end() == 75, toy.output()
     assert toy.saved()[1] < 20

@@ -149,25 +149,24 @@ def controller_restarted(lab: Lab) -> Row:
     return disturb(lab, "slurmctld", "slurmctld killed, back after 2 s", act)
 
 
-def _time_limit(lab: Lab, name: str, event: str, ends_with: str, sbatch: tuple[str, ...]) -> Row:
+def _time_limit(lab: Lab, name: str, event: str, sign: str, warned: bool) -> Row:
     """The ranks are held until the signal comes, so that a short run meets it."""
-    job = Job(lab, name).submit(sbatch=sbatch)
+    job = Job(lab, name).submit(sbatch=("--time=10",), warned=warned)
     job.wait_step(12)
     lab.cluster.slurm("scontrol", "update", f"JobId={job.id}", "TimeLimit=1")
     with job.held():
-        until(lambda: f"{ends_with}: asking the ranks" in job.log(), 150, f"{ends_with} at the time limit")
+        until(lambda: f"{sign}: asking the ranks" in job.log(), 150, f"{sign} at the time limit")
         moment = time.time()
         lab.cluster.slurm("scontrol", "update", f"JobId={job.id}", "TimeLimit=10")  # of the attempts to come
     return job.after(event, moment)
 
 
 def time_limit(lab: Lab) -> Row:
-    return _time_limit(lab, "time-limit", "time limit, warned by USR2", "SIGUSR2", ("--time=10",))
+    return _time_limit(lab, "time-limit", "time limit, warned by USR2", "SIGUSR2", warned=True)
 
 
 def time_limit_without_warning(lab: Lab) -> Row:
-    ignored = "--signal=URG@1"  # which nobody minds
-    return _time_limit(lab, "time-limit-term", "time limit without a warning", "SIGTERM", ("--time=10", ignored))
+    return _time_limit(lab, "time-limit-term", "time limit without a warning", "SIGTERM", warned=False)
 
 
 def _preempt(lab: Lab, name: str, event: str, partition: str) -> Row:

@@ -104,15 +104,16 @@ class Job:
         self.id = ""
         self.running_since: float | None = None
 
-    def submit(self, *options: str, sbatch: tuple[str, ...] = ()) -> "Job":
-        """With `sbatch` options the rendered script is submitted by hand."""
+    def submit(self, *options: str, sbatch: tuple[str, ...] = (), warned: bool = True) -> "Job":
+        """With `sbatch` options the rendered script is submitted by hand; not `warned`: without its --signal."""
         argv = [*KEEPSTEP, "submit", str(self.lab.recipe), f"name={self.name}", "--cluster", str(self.lab.site)]
         argv += ["--nodes", "2", *options]
         if sbatch:
             script = self.cluster.run("ctl", [*argv, "--dry-run"], cwd=ROOT).stdout
+            lines = [line for line in script.splitlines() if warned or "#SBATCH --signal" not in line]
             self.folder.mkdir(parents=True)
             (self.folder / "logs").mkdir()
-            (self.folder / "by-hand.sbatch").write_text(script)
+            (self.folder / "by-hand.sbatch").write_text("\n".join(lines))
             self.id = self.cluster.slurm("sbatch", "--parsable", *sbatch, str(self.folder / "by-hand.sbatch"))
         else:
             result = self.cluster.run("ctl", argv, cwd=ROOT)
