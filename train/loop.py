@@ -76,6 +76,7 @@ def train(run: Run) -> int:
 
         spent = run.clock.take()
         seconds = sum(spent.get(kind, 0.0) for kind in ("data_wait", "compile", "step"))
+        run.report_compiling(place, seconds)
         flops = flops_per_token(recipe.model) * tokens_per_step / seconds
         run.metrics.write(
             place.step,

@@ -15,6 +15,7 @@ from parallel.collectives import gather_objects, sum_over_ranks
 from parallel.engine import Engine
 from train.checkpoint.manager import CheckpointManager, Progress, SavingFailedError
 from train.clock import Clock
+from train.compiling import Compiling
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
 from train.corruption import check_copies, hashes
@@ -49,6 +50,7 @@ class Run:
     faults: Faults
     probe: Probe
     guard: Guard
+    compiling: Compiling
     place: Place
     """Where the run stands as it starts."""
     peak_flops: float
@@ -62,6 +64,8 @@ class Run:
         self.ledger.enter(phase)
         self.watchdog.beat(phase, step)
         self.faults.strike(phase, step)
+        if phase in ("compile", "forward"):
+            self.compiling.begin()
 
     def open_batches(self, data_step: int) -> Iterator[list[Batch]]:
         """This rank's micro batches, a list a step, from a place in the data on."""
@@ -132,6 +136,12 @@ class Run:
         """Which documents are meant: `keepstep data trace` shows them."""
         size = self.recipe.train.global_batch_size
         return {"data_step": place.data_step, "first_sample": place.data_step * size, "samples": size}
+
+    def report_compiling(self, place: Place, seconds: float) -> None:
+        """Of a step that took so long."""
+        why = self.compiling.report(place.step, seconds)
+        if why:
+            self.record("compiled_again", step=place.step, why=why, took_seconds=round(seconds, 3))
 
     def compare_copies(self) -> None:
         """CorruptionError if ranks that hold copies of the same tensors disagree. Collective."""

@@ -18,6 +18,7 @@ from parallel.precision import DTYPES
 from train import garbage
 from train.checkpoint.manager import CheckpointManager
 from train.clock import Clock, uptime
+from train.compiling import Compiling
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
 from train.disk import check_space
@@ -173,6 +174,7 @@ def _build_run(
         faults,
         Probe(runtime.device),
         Guard(recipe.guard, None if loaded is None else loaded.extra["guard"]),
+        Compiling(recipe.parallel.compile),
         place,
         peak_flops=sum_over_ranks(peak).item(),
         attempt=attempt,

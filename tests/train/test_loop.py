@@ -4,10 +4,12 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from data_pipeline.prepare import BuildOptions, build_dataset
 from data_pipeline.sentencepiece_training import train_sentencepiece
@@ -327,3 +329,18 @@ def test_a_batch_without_targets_is_skipped_with_its_samples(
     [skipped] = job.events("skipped")
     assert (skipped["data_step"], skipped["why"]) == (3, "no targets in the batch")
     assert job.losses()[STEPS][2] == STEPS + 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
+def test_a_compiled_run_compiles_in_its_first_step_only_and_its_checkpoint_does_not_show_it(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Job
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # quick, and the same bits
+    job = Job(tmp_path, data)
+    job.recipe = job.recipe.model_copy(update={"parallel": job.recipe.parallel.model_copy(update={"compile": True})})
+    assert job.train(monkeypatch) == FINISHED
+    first, second = ({"compile", "step"} & record["seconds"].keys() for record in job.records()[:2])
+    assert (first, second) == ({"compile", "step"}, {"step"})
+    assert job.events("compiled_again") == []
+    assert job.losses() == undisturbed.losses()
+    assert job.differs_from(undisturbed) == []
