@@ -10,12 +10,14 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from train.events import end_torn_line
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ class Metrics:
         if enabled:
             end_torn_line(jsonl)
         self._file: IO[str] | None = jsonl.open("a", encoding="utf-8") if enabled else None
-        self._board = SummaryWriter(str(tensorboard), purge_step=first_step) if enabled else None
+        self._tensorboard, self._first_step = tensorboard, first_step
+        self._board: SummaryWriter | None = None
         self._terminal = sys.stderr.isatty()
         self._step_seconds: float | None = None
 
@@ -54,16 +57,24 @@ class Metrics:
 
     def _append(self, step: int, record: dict[str, Any]) -> None:
         """A full disk loses the record, not the run."""
-        if self._file is None or self._board is None:
+        if self._file is None:
             return
         try:
             self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **record}) + "\n")
             self._file.flush()
+            if self._board is None:
+                self._board = self._open_board()
             for name, value in record.items():
                 if isinstance(value, int | float):
                     self._board.add_scalar(name, value, step)
         except OSError as error:
             log.warning("the metrics of step %d were not written: %s", step, error)
+
+    def _open_board(self) -> "SummaryWriter":
+        """After the first step, which need not wait for what TensorBoard imports."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self._tensorboard), purge_step=self._first_step)
 
     def _line(self, step: int, record: dict[str, Any]) -> str:
         left = (self._total_steps - step) * (self._step_seconds or 0.0)
@@ -75,9 +86,10 @@ class Metrics:
         )
 
     def close(self) -> None:
-        if self._file is not None and self._board is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self._file is not None:
                 self._file.close()
+            if self._board is not None:
                 self._board.close()
 
 
