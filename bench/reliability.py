@@ -1,23 +1,34 @@
 """What reliability costs: seconds from a kill to the next step, and the share of a step that watching takes.
 
     python bench/reliability.py recovery --data DATA --out OUT [--ranks 2] [RECIPE] [OVERRIDES ...]
-    python bench/reliability.py watching [RECIPE] [OVERRIDES ...]
+    python bench/reliability.py watching [--ranks 2] [RECIPE] [OVERRIDES ...]
 
 `recovery` trains three times: plainly, from the command to the end of the first step; the same command again over the
-checkpoint; and with a rank killed on the way, from the kill to the end of the next step.
+checkpoint; and with a rank killed on the way, from the kill to the end of the next step. `watching` trains on random
+tokens under DDP, whose ranks hold copies of all weights.
 """
 
+from __future__ import annotations
+
 import argparse
+import multiprocessing
+import socket
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from launch.trial import Trial
 from train.config_file import load_recipe
 from train.events import read_jsonl
+
+if TYPE_CHECKING:
+    from parallel.bootstrap import Runtime
+    from parallel.engine import Engine
+    from train.config import Recipe
 
 STEPS = 40
 KILLED_AFTER = 25
@@ -35,7 +46,7 @@ def main() -> None:
     if options.what == "recovery":
         recovery(options.recipe, options.overrides, options.data, options.out, options.ranks)
     else:
-        watching(options.recipe, options.overrides)
+        watching(options.recipe, options.overrides, options.ranks)
 
 
 def recovery(recipe: str, overrides: list[str], data: Path, out: Path, ranks: int) -> None:
@@ -62,34 +73,88 @@ def _first_step(trial: Trial, after: float) -> float:
     return next(record["time"] for record in records if "loss" in record and record["time"] > after)
 
 
-def watching(path: str, overrides: list[str]) -> None:
-    """One rank's costs, against a step of the model on this machine without any communication."""
-    import torch
+def watching(path: str, overrides: list[str], ranks: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn = multiprocessing.get_context("spawn")
+    others = [spawn.Process(target=watch, args=(path, overrides, rank, ranks, port)) for rank in range(1, ranks)]
+    for process in others:
+        process.start()
+    watch(path, overrides, 0, ranks, port)
+    for process in others:
+        process.join()
 
+
+def watch(path: str, overrides: list[str], rank: int, ranks: int, port: int) -> None:
+    """One rank's costs, against a step; rank 0 prints its own. Collective."""
     from parallel.bootstrap import start
-    from parallel.engine import Trainable, build_engine
-    from parallel.environ import read_world
+    from parallel.collectives import gather_objects
+    from parallel.environ import World
     from train.clock import Clock
-    from train.corruption import hashes
+    from train.corruption import check_copies, hashes
     from train.faults import Faults
     from train.guard import Guard
-    from train.model import GPT, initial_value
-    from train.optim import build_optimizer
     from train.watchdog import Probe, Watchdog
 
-    recipe = load_recipe(path, [*overrides, "parallel.engine=single"])
-    runtime = start(recipe.parallel, read_world({}))
+    recipe = load_recipe(path, [*overrides, "parallel.engine=ddp"])
+    runtime = start(recipe.parallel, World(rank, ranks, rank, ranks, "127.0.0.1", port, "env"))
+    engine, step = a_step(recipe, runtime)
+    out = Path(tempfile.mkdtemp())
+    watchdog = Watchdog(
+        out / "status.json", out, rank=rank, world_size=ranks, hang_seconds=480, record=lambda *_, **__: None
+    )
+    clock, ledger, faults = Clock(), Clock(), Faults({}, rank, Path())
+    guard, probe = Guard(recipe.guard), Probe(runtime.device)
+    for number in range(recipe.guard.window):
+        guard.judge(number, 3.0 + 0.01 * (number % 7), 1.0)
+
+    def enter() -> None:
+        clock.enter("forward")
+        ledger.enter("forward")
+        watchdog.beat("forward", 1)
+        faults.strike("forward", 1)
+
+    def judge() -> None:
+        guard.norm_limit(3.0)
+        guard.judge(1, 3.0, 1.0)
+
+    every, log_every = recipe.guard.compare_replicas_every, recipe.train.log_every
+    whole = seconds(step, 5)
+    compared = seconds(lambda: check_copies(gather_objects(hashes(engine.copies()))), 20)
+    costs = {
+        "clocks, heartbeat and faults, 4 phases": 4 * seconds(enter, 1000),
+        "guard": seconds(judge, 1000),
+        f"hash of all copies, gathered, every {every} steps": compared / max(1, every),
+        f"probe of speed, every {log_every} steps": seconds(probe.seconds, 20) / log_every,
+        "heartbeats told and watched, every 2 s": seconds(lambda: watchdog._round(2.0), 20) * whole / 2.0,
+    }
+    watchdog.close()
+    if rank == 0:
+        print(f"a step of {recipe.name} on {ranks} ranks takes {1e3 * whole:.1f} ms; of that")
+        for name, cost in [*costs.items(), ("together", sum(costs.values()))]:
+            print(f"  {name:50} {1e6 * cost:9.1f} us a step  {cost / whole:8.4%}")
+
+
+def a_step(recipe: Recipe, runtime: Runtime) -> tuple[Engine, Callable[[], None]]:
+    """The recipe's model and a function that trains it by one step on random tokens."""
+    import torch
+
+    from parallel.engine import Trainable, build_engine
+    from train.model import GPT, initial_value
+    from train.optim import build_optimizer
+
     trainable = Trainable(
         build=partial(GPT, recipe.model),
         initial_value=partial(initial_value, config=recipe.model, seed=1),
         optimizer=partial(build_optimizer, config=recipe.optim),
     )
     engine = build_engine(recipe.parallel, runtime, trainable)
-    micro, seq_len = recipe.train.micro_batch_size, recipe.model.seq_len
-    tokens = torch.randint(recipe.model.vocab_size, (micro, seq_len), device=runtime.device)
-    positions = torch.arange(seq_len, device=runtime.device).expand(micro, -1)
+    shape = recipe.train.micro_batch_size, recipe.model.seq_len
+    tokens = torch.randint(recipe.model.vocab_size, shape, device=runtime.device)
+    positions = torch.arange(shape[1], device=runtime.device).expand(shape)
     documents = torch.zeros_like(tokens, dtype=torch.int32)
-    batches = [tokens] * recipe.grad_accum_steps(1)
+    batches = [tokens] * recipe.grad_accum_steps(runtime.data_parallel_size)
 
     def loss_fn(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         return model(batch, positions, documents, batch).sum().reshape(1)
@@ -98,36 +163,7 @@ def watching(path: str, overrides: list[str]) -> None:
         engine.forward_backward(batches, loss_fn, 1.0 / tokens.numel())
         engine.step(1e-4, 1.0)
 
-    out = Path(tempfile.mkdtemp())
-    watchdog = Watchdog(out / "status.json", out, rank=0, world_size=1, hang_seconds=480, record=lambda *_, **__: None)
-    clock, faults, guard, probe = Clock(), Faults({}, 0, Path()), Guard(recipe.guard), Probe(runtime.device)
-    for number in range(recipe.guard.window):
-        guard.judge(number, 3.0 + 0.01 * (number % 7), 1.0)
-
-    def enter() -> None:
-        clock.enter("forward")
-        watchdog.beat("forward", 1)
-        faults.strike("forward", 1)
-
-    def judge() -> None:
-        guard.norm_limit(3.0)
-        guard.judge(1, 3.0, 1.0)
-
-    whole = seconds(step, 5)
-    costs = {
-        "clock, heartbeat and faults, 4 phases": 4 * seconds(enter, 1000),
-        "guard": seconds(judge, 1000),
-        f"hash of all copies, every {recipe.guard.compare_replicas_every} steps": seconds(
-            lambda: hashes(engine.copies()), 5
-        )
-        / max(1, recipe.guard.compare_replicas_every),
-        f"probe of speed, every {recipe.train.log_every} steps": seconds(probe.seconds, 20) / recipe.train.log_every,
-    }
-    watchdog.close()
-    print(f"a step of {recipe.name} takes {1e3 * whole:.1f} ms; of that")
-    for name, cost in costs.items():
-        print(f"  {name:45} {1e6 * cost:9.1f} us a step  {cost / whole:8.4%}")
-    print(f"  {'together':45} {1e6 * sum(costs.values()):9.1f} us a step  {sum(costs.values()) / whole:8.4%}")
+    return engine, step
 
 
 def seconds(action: Callable[[], object], times: int) -> float:
