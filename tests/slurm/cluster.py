@@ -96,6 +96,7 @@ class Cluster(Machines):
         lines = [CONFIG.format(root=root, ctl=self.address("ctl"))]
         for name in self.names:
             lines.append(f"NodeName={name} NodeAddr={self.address(name)} CPUs={cpus} RealMemory=1000\n")
+        (root / "mpi.conf").write_text(f"PMIxCliTmpDirBase={self.local}\n")
         self.config.write_text("".join(lines) + PARTITIONS.format(nodes=",".join(self.names)))
 
     @property

@@ -22,9 +22,10 @@ INIT = r"""
 set -e
 hostname "$1"
 mount --bind "$2" /etc/hosts
+mount -t tmpfs tmpfs "$3"
 ip link set lo up
-while [ ! -e "$3" ]; do sleep 0.02; done    # until the network cable is plugged in
-shift 3
+while [ ! -e "$4" ]; do sleep 0.02; done    # until the network cable is plugged in
+shift 4
 "$@" &
 while :; do sleep 3600 & wait $!; done      # stay as init of these processes, reaping orphans
 """
@@ -62,6 +63,9 @@ class Machines:
         self._children: list[subprocess.Popen[Any]] = []
         (root / "run").mkdir(parents=True, exist_ok=True)
         (root / "log").mkdir(exist_ok=True)
+        self.local = root / "local"
+        """A folder that is another one on each machine; all else they share."""
+        self.local.mkdir()
         for name in (hub, *names):
             lines = ["127.0.0.1 localhost", "::1 localhost", f"127.0.1.1 {name}"]
             lines += [f"{self.address(other)} {other}" for other in (hub, *names) if other != name]
@@ -97,7 +101,8 @@ class Machines:
         plugged = self.root / "run" / f"plugged-{name}"
         plugged.unlink(missing_ok=True)
         flags = ["--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
-        init = ["bash", "-c", INIT, "init", name, str(self.root / f"hosts-{name}"), str(plugged), *argv]
+        files = [str(path) for path in (self.root / f"hosts-{name}", self.local, plugged)]
+        init = ["bash", "-c", INIT, "init", name, *files, *argv]
         pid = self._pids[name] = self.spawn(["unshare", *flags, *init], f"init-{name}.log").pid
         mine = Path("/proc/self/ns/net").readlink()
         until(lambda: Path(f"/proc/{pid}/ns/net").readlink() != mine, 5, f"the namespaces of {name}")

@@ -114,7 +114,8 @@ def test_srun_python_needs_no_launcher(lab: Lab, cluster: Cluster) -> None:
 
 def test_srun_starts_ranks_through_pmix(lab: Lab, cluster: Cluster) -> None:
     train = [sys.executable, "-P", "-m", "train", str(lab.recipe), "name=pmix"]
-    result = cluster.run("ctl", ["srun", "-N2", "--mpi=pmix", "--kill-on-bad-exit=1", *train], cwd=ROOT)
+    env = cluster.env | {"GLOO_SOCKET_IFNAME": "eth0"}
+    result = cluster.run("ctl", ["srun", "-N2", "--mpi=pmix", "--kill-on-bad-exit=1", *train], cwd=ROOT, env=env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert Job(lab, "pmix").losses() == lab.reference.losses()
 
