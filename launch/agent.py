@@ -4,12 +4,14 @@ torchrun knows only zero and non-zero: it would restart a run that stopped on re
 answers 1 for every failure. Takes torchrun's arguments: `python -m launch.agent --nproc-per-node=2 ... COMMAND`.
 """
 
+import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,25 @@ def outcome(exit_codes: Collection[int]) -> int:
     return FAILED if any(exit_codes) else FINISHED
 
 
+@contextlib.contextmanager
+def _quiet_import() -> Iterator[None]:
+    """torch, as it is imported in here, tells of lost nodes without pages of C++ frames; its ranks keep theirs."""
+    name = "TORCH_CPP_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "ERROR"
+    yield
+    del os.environ[name]
+
+
 def main(argv: Sequence[str]) -> int:
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher import api
+    with _quiet_import():
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous.api import RendezvousError
+        from torch.distributed.launcher import api
 
     options = torchrun.parse_args(list(argv))
     logs = RankLogs(Path(options.log_dir), terminal=sys.stderr.isatty())

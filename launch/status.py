@@ -51,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def require_run(path: Path) -> None:
-    if not (path / "recipe.yaml").exists():
+    folder = RunFolder(path)  # a run that failed early has events only
+    if not (folder.recipe.exists() or folder.events.exists()):
         raise ConfigError(f"{path} is not a run folder (it has no recipe.yaml); `ls runs/` shows the runs here")
 
 
@@ -129,6 +130,8 @@ def cause_lines(failure: dict[str, Any] | None) -> list[str]:
 def _total_steps(recipe: Path) -> int | None:
     import yaml
 
+    if not recipe.exists():
+        return None
     return (yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}).get("train", {}).get("steps")
 
 

@@ -66,6 +66,12 @@ def test_the_root_cause_of_the_newest_attempt_comes_first(folder, capsys):
     assert status(folder, capsys)["root_cause"] is None
 
 
+def test_a_run_that_failed_before_its_recipe_was_saved_is_shown(tmp_path, capsys):
+    write(tmp_path, "events.jsonl", {"time": time.time(), "kind": "failed", "error": "no data set"})
+    found = status(tmp_path, capsys)
+    assert (found["state"], found["steps"]) == ("failed", None)
+
+
 def test_stop_leaves_the_file_that_the_run_looks_for(folder, capsys):
     assert cli.main(["stop", str(folder)]) == 0
     assert (folder / "STOP").exists()

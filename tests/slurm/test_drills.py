@@ -53,6 +53,7 @@ def test_a_run_that_fails_for_good_is_not_requeued(lab: Lab) -> None:
     job = Job(lab, "for-good").submit("data.sources.0.path=/nowhere")
     shown = lab.cluster.wait_job(job.id, ("FAILED",), 60)
     assert (shown["Restarts"], shown["ExitCode"]) == ("0", "2:0"), job.log()
+    assert "root cause: rank 0 on " in job.log()
     assert "leave: failed for good" in job.log()
 
 
