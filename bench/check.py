@@ -11,20 +11,20 @@ import statistics
 import sys
 from pathlib import Path
 
-from bench.step import MODELS, contenders, measure
+from bench.step import LIMIT, MICRO_BATCH, MODELS, contenders, measure
 
 RECORDED = Path(__file__).with_name("recorded.json")
+OURS, OTHERS = "keepstep single", (LIMIT, "nanogpt, compiled")
 NOISE = 0.15
 """Share of a ratio that two runs on one machine may differ by."""
 
 
 def measured_ratios(rounds: int) -> dict[str, float]:
     """How many times as fast as each of the others Keepstep is, by seconds of the processors."""
-    names = ["matmuls alone", "keepstep single", "nanogpt"]
-    entrants = [one for one in contenders(sys.executable, names, 1) if one.name != "keepstep single, compiled"]
-    measure(entrants, {**MODELS["14M"], "micro_batch_size": 8}, 1, rounds, steps=2)
+    entrants = [one for one in contenders(sys.executable, [], 1) if one.name in (OURS, *OTHERS)]
+    measure(entrants, {**MODELS["14M"], "micro_batch_size": MICRO_BATCH["14M"]}, rounds, steps=2)
     by_name = {one.name: one.processor for one in entrants}
-    ours = by_name.pop("keepstep single")
+    ours = by_name.pop(OURS)
     return {
         name: statistics.median(a / b for a, b in zip(theirs, ours, strict=True)) for name, theirs in by_name.items()
     }
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # else processors are charged for threads that only wait
     measured = measured_ratios(options.rounds)
     for name, ratio in measured.items():
         print(f"{ratio:.2f} times as fast as {name}, by processor time; load average {os.getloadavg()[0]:.1f}")

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from keepstep_model import model_config
 from protocol import Spec, read_spec, serve
 
 from data_pipeline.batch import Batch
@@ -12,7 +13,7 @@ from parallel.bootstrap import start
 from parallel.config import ParallelConfig
 from parallel.engine import Trainable, build_engine
 from parallel.environ import read_world
-from train.config import ModelConfig, OptimConfig
+from train.config import OptimConfig
 from train.device_batch import loss_by_source, to_device
 from train.model import GPT, initial_value
 from train.optim import build_optimizer
@@ -34,14 +35,7 @@ def make_batch(spec: Spec, generator: np.random.Generator) -> Batch:
 def main() -> None:
     spec = read_spec()
     torch.set_num_threads(spec.threads)
-    model = ModelConfig(
-        vocab_size=spec.vocab_size,
-        seq_len=spec.seq_len,
-        n_layers=spec.n_layers,
-        n_heads=spec.n_heads,
-        d_model=spec.d_model,
-        d_ff=spec.d_ff,
-    )
+    model = model_config(spec)
     config = ParallelConfig.model_validate({"compile": spec.compile, "device": "cpu", **spec.options})
     runtime = start(config, read_world(os.environ))
     trainable = Trainable(

@@ -1,23 +1,16 @@
 """The matrix products of one step and nothing else: what no training step on this machine can beat."""
 
 import torch
+from keepstep_model import model_config
 from protocol import read_spec, serve
 
-from train.config import ModelConfig
 from train.flops import step_products
 
 
 def main() -> None:
     spec = read_spec()
     torch.set_num_threads(spec.threads)
-    config = ModelConfig(
-        vocab_size=spec.vocab_size,
-        seq_len=spec.seq_len,
-        n_layers=spec.n_layers,
-        n_heads=spec.n_heads,
-        d_model=spec.d_model,
-        d_ff=spec.d_ff,
-    )
+    config = model_config(spec)
     work = []
     for times, out_width, in_width in step_products(config):
         x_ND = torch.randn(spec.micro_batch_size * spec.seq_len, in_width).bfloat16()

@@ -1,8 +1,8 @@
 """What every contender speaks with `bench/step.py`, whatever its environment: standard library only at import.
 
 Started as `python CONTENDER.py SPEC` with SPEC in JSON, it builds its model, takes a first step and prints
-`{"first_step_seconds": ...}`; then for each line N on stdin it takes N steps and prints how long each took, in seconds
-of the clock and in seconds of the processors, and its peak memory so far.
+`{"ready_seconds": ..., "first_step_seconds": ...}`; then for each line N on stdin it takes N steps and prints how
+long each took, in seconds of the clock and in seconds of the processors, and its peak memory so far.
 """
 
 import json
@@ -37,8 +37,9 @@ def read_spec() -> Spec:
 
 def serve(spec: Spec, step: Callable[[], object]) -> None:
     """Take steps when told, until stdin ends."""
+    ready_seconds = time.time() - spec.started
     step()
-    _say(first_step_seconds=time.time() - spec.started)
+    _say(ready_seconds=ready_seconds, first_step_seconds=time.time() - spec.started)
     for line in sys.stdin:
         clock, processor = [], []
         for _ in range(int(line)):

@@ -1,10 +1,10 @@
 """The bench's arithmetic: ratios within rounds, and a table that holds them."""
 
 import sys
+from pathlib import Path
 
-import pytest
-
-from bench.step import LIMIT, Contender, contenders, table
+from bench.contender import Contender
+from bench.step import GLOO, LIMIT, ONE_PROCESS, contenders, measure, table
 
 SETTINGS = {
     "vocab_size": 64,
@@ -18,23 +18,42 @@ SETTINGS = {
 
 
 def timed(name: str, *rounds: float) -> Contender:
-    return Contender(name, "program.py", False, sys.executable, rounds=list(rounds), processor=list(rounds))
+    return Contender(name, "program.py", sys.executable, rounds=list(rounds), processor=list(rounds))
 
 
 def test_ratios_are_taken_within_a_round_so_that_a_slow_round_hits_all_alike() -> None:
-    lines = table([timed(LIMIT, 1, 9, 2), timed("keepstep single", 2, 18, 4), timed("nanogpt", 3, 27, 6)], SETTINGS, 1)
-    assert "50%" in lines[3]
+    lines = table(
+        [timed(LIMIT, 1, 9, 2), timed("keepstep single", 2, 18, 4), timed("nanogpt", 3, 27, 6)], SETTINGS, 1e12
+    )
+    assert "| 0.50 |" in lines[3]
     assert "1.50 (1.50 to 1.50)" in lines[3]
     assert "16 (4 to 32)" in lines[3]  # 64 tokens in 4 (18 to 2) seconds
 
 
-def test_a_contender_that_failed_is_named() -> None:
-    lines = table([timed("keepstep single", 2), timed("litgpt")], SETTINGS, 1)
-    assert len(lines) == 4
-    assert lines[-1].strip() == "Did not run: litgpt."
+def test_two_processes_are_compared_by_tokens() -> None:
+    two = timed("keepstep ddp", 2)
+    two.processes = 2
+    lines = table([timed(ONE_PROCESS, 1.0), two], SETTINGS, 1e12)
+    assert "| 64 (64 to 64) |" in lines[3]
+    assert "| 1.00 |" in lines[3]
 
 
-@pytest.mark.parametrize(("ranks", "engines"), [(1, {"single"}), (2, {"ddp", "fsdp2"})])
-def test_engines_fit_the_number_of_ranks(ranks: int, engines: set[str]) -> None:
-    ours = [one for one in contenders("python", [], ranks) if one.name.startswith("keepstep")]
-    assert {one.options["engine"] for one in ours} == engines
+def test_a_contender_that_does_not_start_in_time_is_named(tmp_path: Path) -> None:
+    sleeper = tmp_path / "sleeper.py"
+    sleeper.write_text("import time; time.sleep(60)")
+    slow, broken = (Contender(name, str(sleeper), sys.executable) for name in ("litgpt", "deepspeed"))
+    broken.program = str(tmp_path / "nothing.py")
+    entrants = [timed("keepstep single", 2), slow, broken]
+    measure(entrants[1:], SETTINGS, rounds=1, steps=1, start_limit=1.0)
+    *_, last = table(entrants, SETTINGS, 1e12)
+    assert "litgpt (no first step within 1 s)" in last
+    assert "deepspeed (ended early, see " in last
+
+
+def test_engines_fit_the_number_of_ranks() -> None:
+    alone, together = ({one.name: one.processes for one in contenders("python", [], ranks)} for ranks in (1, 2))
+    assert set(alone.values()) == {1}
+    assert {"keepstep single", "keepstep single, compiled", LIMIT} < alone.keys()
+    assert together.pop(ONE_PROCESS) == 1
+    assert set(together.values()) == {2}
+    assert {"keepstep ddp", "keepstep fsdp2", GLOO} < together.keys()
