@@ -1,5 +1,7 @@
 """What the doctor makes of names, ports and clocks; and processes that call each other."""
 
+import os
+import socket
 import threading
 from pathlib import Path
 
@@ -18,9 +20,11 @@ from launch.doctor_network import (
     skew_finding,
 )
 from launch.finding import Finding
-from parallel.environ import World
+from parallel.environ import FIRST_PORT, PORTS, World
 
 FAR = range(32768, 61000)
+PORT = FIRST_PORT + os.getpid() % PORTS
+"""Other sessions of these tests meet elsewhere."""
 
 
 @pytest.mark.parametrize(("address", "level"), [("127.0.1.1", "note"), (None, "note"), ("10.0.0.1", "ok")])
@@ -57,18 +61,13 @@ def test_ports_that_a_run_may_not_get_are_told(
 
 
 def test_a_port_that_somebody_listens_on_is_found() -> None:
-    import socket
-
-    with socket.create_server(("", 0)) as somebody:
-        port = somebody.getsockname()[1]
-        assert port not in RANGE
     with socket.socket() as somebody:
         free = next(port for port in RANGE if _binds(somebody, port))
         somebody.listen()
         assert any(str(free) in finding.what for finding in ports_here())
 
 
-def _binds(probe, port: int) -> bool:
+def _binds(probe: socket.socket, port: int) -> bool:
     try:
         probe.bind(("", port))
     except OSError:
@@ -93,7 +92,7 @@ def test_the_clock_of_the_files_here_is_right(tmp_path: Path) -> None:
 
 
 def world(rank: int, size: int) -> World:
-    return World(rank, size, 0, 1, head="127.0.0.1", port=23456, launcher="slurm")
+    return World(rank, size, 0, 1, head="127.0.0.1", port=PORT, launcher="slurm")
 
 
 def together(ranks: list[int], size: int) -> dict[int, list[Finding]]:

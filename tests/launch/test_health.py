@@ -1,5 +1,6 @@
 """What makes a node unfit."""
 
+import socket
 import subprocess
 import sys
 
@@ -114,7 +115,7 @@ def test_a_job_of_one_unfit_node_moves_to_another(tmp_path, capsys):
 
 def test_two_nodes_add_up_and_compare(tmp_path):
     argv = [sys.executable, "-m", "launch.health", "check", "--run", str(tmp_path), "--nodes", "2"]
-    argv += ["--head", f"{own_address()}:29417", "--min-free-gib", "0.001", "--min-memory-gib", "0.001"]
+    argv += ["--head", f"{own_address()}:{free_port()}", "--min-free-gib", "0.001", "--min-memory-gib", "0.001"]
     nodes = [
         subprocess.Popen(
             argv, stdout=subprocess.PIPE, text=True, env={"SLURMD_NODENAME": f"n{i}", "SLURM_PROCID": f"{i}"}
@@ -122,6 +123,12 @@ def test_two_nodes_add_up_and_compare(tmp_path):
         for i in range(2)
     ]
     assert [node.communicate(timeout=60)[0] for node in nodes] == ["healthy n0\n", "healthy n1\n"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 def own_address() -> str:
