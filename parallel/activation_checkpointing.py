@@ -9,12 +9,16 @@
 Both replace `block.forward`, so that names of parameters, and the hooks that engines put around a block, stay as they
 are: FSDP2 and ZeRO-3 gather the weights before the block is computed again. `compile` comes outermost and sees the
 recomputation; that lets its partitioner honour the selective choice.
+
+With `parallel.activation_memory_budget` below 1 nothing is wrapped: the compiler's partitioner keeps that share of what
+it would keep, and computes again what costs the fewest operations (of those that have a formula; attention brings one).
 """
 
 import functools
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -38,6 +42,9 @@ KEPT = frozenset(
 
 def apply_to_blocks(model: nn.Module, config: ParallelConfig) -> None:
     """Rewrite the forward of `model.layers`; to be called before an engine wraps them."""
+    torch._functorch.config.activation_memory_budget = (
+        config.activation_memory_budget
+    )  # for what is compiled from now on
     draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
     for index, block in enumerate(model.get_submodule("layers").children()):
         if config.activation_checkpointing != "none" and index % config.checkpoint_every_k_blocks == 0:

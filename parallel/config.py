@@ -34,6 +34,8 @@ class ParallelConfig(BaseModel):
     """zero1 to zero3: optimizer state in host memory."""
     compile: bool = False
     """torch.compile each block."""
+    activation_memory_budget: float = Field(default=1.0, ge=0, le=1)
+    """compile: the share of a block's activations to keep; the compiler picks what is cheapest to compute again."""
     device: str = "auto"
     """auto, cpu, cuda, or another accelerator that torch knows."""
     timeout_seconds: float = Field(default=600.0, gt=0)
@@ -62,6 +64,16 @@ class ParallelConfig(BaseModel):
             raise ValueError(
                 f"checkpoint_every_k_blocks ({self.checkpoint_every_k_blocks}) has no effect while "
                 "activation_checkpointing is none; set that to full or selective, or leave this at 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budget(self) -> "ParallelConfig":
+        budget = self.activation_memory_budget
+        if budget != 1 and not (self.compile and self.activation_checkpointing == "none"):
+            raise ValueError(
+                f"activation_memory_budget ({budget:g}) is kept by the compiler, in place of activation_checkpointing; "
+                "set compile to true and activation_checkpointing to none, or leave the budget at 1"
             )
         return self
 

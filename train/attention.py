@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.utils.flop_counter import register_flop_formula
 
 CHUNK = 128
 """Queries of one product. Smaller wastes less above the diagonal; larger multiplies faster."""
@@ -231,3 +232,10 @@ def _gradients(ctx: Any, grad_BTHE: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _attention.register_autograd(_gradients, setup_context=_keep_inputs)
+
+
+@register_flop_formula(torch.ops.keepstep.attention)
+def _flops(q_shape: tuple[int, ...], *_shapes: Any, **_out: Any) -> int:
+    """Two products, each of half the square: what a compiler that may compute it again must weigh."""
+    B, T, H, E = q_shape
+    return 2 * B * H * T * T * E

@@ -28,6 +28,10 @@ MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_ff": 128, "vocab_size"
         ),
         ({"checkpoint_every_k_blocks": 2}, r"checkpoint_every_k_blocks \(2\) has no effect while .* is none; set that"),
         (
+            {"activation_memory_budget": 0.5},
+            r"activation_memory_budget \(0.5\) is kept by the compiler.*; set compile to true and .* to none",
+        ),
+        (
             {"tensor": 2, "compile": True},
             r"compile \(true\) with tensor \(2\): .*; set compile to false, or tensor to 1",
         ),
