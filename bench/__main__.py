@@ -30,6 +30,8 @@ def sections(peers: str) -> dict[str, list[tuple[str, list[str]]]]:
         "step": [
             ("A training step, one process", [ours, "-m", "bench.step", "--peers", peers]),
             ("A training step, two ranks", [ours, "-m", "bench.step", "--peers", peers, "--ranks", "2"]),
+            ("A training step, 124M", [ours, "-m", "bench.step", "--peers", peers, "--model", "124M", "--rounds", "3"]),
+            ("Holding fewer activations", [ours, "-m", "bench.step", "--recomputation"]),
         ],
         "data": [("Reading and preparing data", [peers, "bench/data.py"])],
         "checkpoint": [("Saving and loading checkpoints", [ours, "bench/checkpoint.py"])],

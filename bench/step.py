@@ -28,6 +28,7 @@ PEERS = ("nanogpt", "litgpt", "transformers", "deepspeed")
 LIMIT = "matmuls alone"
 GLOO = "gloo alone"
 ONE_PROCESS = "keepstep single, one process"
+KEEP_ALL = "activations kept"
 
 
 def contenders(peers_python: str, names: list[str], n_ranks: int) -> list[Contender]:
@@ -61,6 +62,23 @@ def contenders(peers_python: str, names: list[str], n_ranks: int) -> list[Conten
     return [one for one in every if not names or any(one.name.startswith(name) for name in names)]
 
 
+def recomputing() -> list[Contender]:
+    """What each way to hold fewer activations costs and saves, in one process."""
+    ways: dict[str, dict[str, str]] = {
+        KEEP_ALL: {},
+        "full": {"activation_checkpointing": "full"},
+        "full, every second block": {"activation_checkpointing": "full", "checkpoint_every_k_blocks": "2"},
+        "selective": {"activation_checkpointing": "selective"},
+        "compiled": {"compile": "true"},
+        "compiled, budget 0.5": {"compile": "true", "activation_memory_budget": "0.5"},
+        "compiled, budget 0.25": {"compile": "true", "activation_memory_budget": "0.25"},
+    }
+    return [
+        Contender(name, "keepstep_engine.py", sys.executable, options={"engine": "single", **way})
+        for name, way in ways.items()
+    ]
+
+
 def measure(
     entrants: list[Contender], settings: dict[str, int], rounds: int, steps: int, start_limit: float = 600.0
 ) -> None:
@@ -89,7 +107,7 @@ def table(entrants: list[Contender], settings: dict[str, int], peak_flops: float
     measured = [one for one in entrants if one.rounds]
     peers = [one for one in measured if one.name.startswith(PEERS)]
     best = min(peers, key=lambda one: statistics.median(one.rounds), default=None)
-    bound = next((one for one in measured if one.name in (LIMIT, ONE_PROCESS)), None)
+    bound = next((one for one in measured if one.name in (LIMIT, ONE_PROCESS, KEEP_ALL)), None)
     head = (
         "contender",
         "tokens/s (range)",
@@ -151,12 +169,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="steps of each contender in a round")
     parser.add_argument("--start-limit", type=float, default=100.0, help="seconds to a contender's first step")
     parser.add_argument("--peers", default=sys.executable, help="the Python of the peers' environment")
+    parser.add_argument("--recomputation", action="store_true", help="compare ways to hold fewer activations instead")
     parser.add_argument("--only", nargs="*", default=[], help="contenders whose names start so")
     parser.add_argument("--json", type=Path, help="where to append the raw rounds, a line a contender")
     options = parser.parse_args()
     micro_batch_size = options.micro_batch_size or MICRO_BATCH[options.model]
     settings = {**MODELS[options.model], "micro_batch_size": micro_batch_size}
-    entrants = contenders(options.peers, options.only, options.ranks)
+    if options.recomputation:
+        entrants = recomputing()
+    else:
+        entrants = contenders(options.peers, options.only, options.ranks)
     peak_flops = measure_matmul_peak(torch.device("cpu"), torch.bfloat16, seconds=1.0)
     measure(entrants, settings, options.rounds, options.steps, options.start_limit)
     size = f"micro batch {micro_batch_size} x {settings['seq_len']}"
