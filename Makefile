@@ -29,7 +29,7 @@ chaos: $(INSTALLED)  ## 200 random faults from a seed (KEEPSTEP_CHAOS_SEED)
 
 drills: $(INSTALLED)  ## every drill on a real Slurm cluster; needs root and Slurm's packages
 	OMP_NUM_THREADS=1 $(PY) -m tests.slurm.drills
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/slurm -k fewer_nodes
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/slurm -k "fewer_nodes or proves_itself"
 
 bench: $(INSTALLED) $(PEERS)/.installed  ## all benchmarks, side by side with others, into docs/benchmarks.md
 	$(PY) -m bench --peers $(PEERS)/bin/python --out docs/benchmarks.md
