@@ -30,8 +30,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 CHUNK = 128
 """Queries of one product. Smaller wastes less above the diagonal; larger multiplies faster."""
-SCORES = 2**22
-"""At most so many in a product of several rows: the last cache should hold what is made of them."""
+SCORES = 2**20
+"""At most so many in a product of several rows. More is no faster, and takes memory."""
 
 Boundaries = Tensor | BlockMask
 """What layers are told of documents: the start of each token's document (cpu), a block mask (cuda), or a dense mask."""
