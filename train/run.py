@@ -85,8 +85,11 @@ class Run:
         return self.open_batches(place.data_step)
 
     def save(self, place: Place, local: bool = False) -> None:
-        """Behind the steps, to the shared tier or the local one. Collective."""
+        """Behind the steps, to the shared tier or the local one. Collective. CorruptionError if copies differ of what
+        would be saved: what is loaded later is alike everywhere, and nobody could tell any more."""
         self.enter("save", place.step)
+        if self.recipe.guard.compare_replicas_every:
+            self.compare_copies()
         nameless = self.recipe.model_copy(update={"name": "", "runs_dir": ""})
         recipe = xxhash.xxh3_64_hexdigest(recipe_as_yaml(nameless).encode())
         progress = place.as_progress(guard=self.guard.state(), recipe_xxh3=recipe)

@@ -114,6 +114,15 @@ def test_numbers_that_are_not_finite_never_reach_the_weights_and_a_flipped_bit_i
     assert sorted(run.losses()) == list(range(1, LAST + 1))
 
 
+def test_a_weight_that_flips_between_the_last_comparison_and_a_save_is_not_saved(root: Path) -> None:
+    run = Run(root, "flipped", ("parallel.engine=ddp",))
+    faults = [fault("term", 1, 6, "update"), fault("flipped_weight", 0, 7, "data")]
+    assert run.train(faults) == FINISHED, run.output
+    assert "ranks 0, 1 hold copies of the same weights that differ" in run.output
+    assert run.struck() == {0, 1}
+    assert [event["step"] for event in run.events("resumed")] == [6]
+
+
 def test_a_second_run_in_the_folder_refuses_and_the_first_goes_on(root: Path) -> None:
     first = Run(root, "shared", ("train.steps=400", "train.eval_sequences=0", "checkpoint.every=400"))
     process = first.start()
