@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=SHAPES, default="124M")
     parser.add_argument("--engine", default="single")
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--micro-batch-size", type=int, default=8)
     parser.add_argument("--documents", type=int, default=4, help="documents in a row")
     parser.add_argument("--steps", type=int, default=30)
@@ -69,7 +70,9 @@ def main() -> None:
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()
     model = ModelConfig(**SHAPES[options.model])  # pyright: ignore[reportArgumentType]
-    config = ParallelConfig(engine=options.engine, compile=options.compile, device=options.device)
+    config = ParallelConfig(
+        engine=options.engine, precision=options.precision, compile=options.compile, device=options.device
+    )
     runtime = start(config, read_world(os.environ))
     peak = measure_matmul_peak(runtime.device, torch.bfloat16, seconds=1.0)
     trainable = Trainable(
@@ -89,8 +92,8 @@ def main() -> None:
         memory = torch.cuda.max_memory_allocated(runtime.device) / 2**30 if runtime.device.type == "cuda" else 0.0
         mfu = flops / peak / runtime.world.world_size
         print(
-            f"{options.model} {options.engine} on {runtime.world.world_size} x {name}, torch {torch.__version__}: "
-            f"{tokens / median:,.0f} tokens/s, {flops / 1e12:.2f} TFLOP/s, MFU {mfu:.1%} "
+            f"{options.model} {options.engine} {options.precision} on {runtime.world.world_size} x {name}, "
+            f"torch {torch.__version__}: {tokens / median:,.0f} tokens/s, {flops / 1e12:.2f} TFLOP/s, MFU {mfu:.1%} "
             f"of a measured {peak / 1e12:.2f} TFLOP/s, {memory:.2f} GiB, first step {first:.1f} s, then "
             f"{min(warm):.4f} to {max(warm):.4f} s"
         )

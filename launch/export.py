@@ -18,6 +18,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from parallel.fp8 import silence_torchao
+
+    silence_torchao()  # transformers imports it where it is installed
     from train.export.folder import check, export
     from train.load import load_trained
 

@@ -29,6 +29,7 @@ KEPT = frozenset(
         "aten::mm",
         "aten::addmm",
         "aten::bmm",
+        "aten::_scaled_mm",  # fp8
         "aten::_scaled_dot_product_flash_attention",
         "aten::_scaled_dot_product_efficient_attention",
         "aten::_scaled_dot_product_cudnn_attention",

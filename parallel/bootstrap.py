@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallel.config import ParallelConfig
 from parallel.environ import World
 from parallel.errors import LaunchError
+from parallel.fp8 import require_fp8
 from parallel.host_memory import keep_freed_memory
 from parallel.layout import Layout, resolve_layout
 from parallel.mesh import build_mesh, data_parallel_group
@@ -49,6 +50,8 @@ def start(config: ParallelConfig, world: World) -> Runtime:
     """Pick the device, meet the other ranks, build the mesh. Collective. Raises LaunchError."""
     layout = resolve_layout(config, world.world_size)
     device = choose_device(config.device, world.local_rank)
+    if config.precision == "fp8":
+        require_fp8(device)
     if device.type == "cpu":
         keep_freed_memory()
     else:

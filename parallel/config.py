@@ -20,8 +20,9 @@ class ParallelConfig(BaseModel):
     """fsdp2: ranks that share one copy of the model; -1 takes the ranks that are left."""
     tensor: int = Field(default=1, ge=1)
     """Ranks that split each matrix (tensor parallelism)."""
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Of the matrix products. Weights, moments and gradient reductions stay in fp32."""
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
+    """Of the matrix products; fp8: of those inside blocks, on Hopper and newer, the rest in bf16. Weights, moments and
+    gradient reductions stay in fp32."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """Recompute blocks in the backward pass: none, full, or selective (keep matrix products and attention)."""
     checkpoint_every_k_blocks: int = Field(default=1, ge=1)
@@ -68,6 +69,17 @@ class ParallelConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _fp8(self) -> "ParallelConfig":
+        if self.precision == "fp8" and self.engine.startswith("zero"):
+            self._only_with("single, ddp or fsdp2", "precision", "bf16", "torchao's layers are not made for DeepSpeed")
+        if self.precision == "fp8" and self.tensor != 1:
+            raise ValueError(
+                f"precision (fp8) with tensor ({self.tensor}): layers in fp8 are not split here; "
+                "set precision to bf16, or tensor to 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _budget(self) -> "ParallelConfig":
         budget = self.activation_memory_budget
         if budget != 1 and not (self.compile and self.activation_checkpointing == "none"):
@@ -84,8 +96,10 @@ class ParallelConfig(BaseModel):
                 f"set engine to {engines} or {name} to {_yaml(neutral)}"
             )
 
-    def check_model(self, *, seq_len: int, n_heads: int, n_kv_heads: int, d_ff: int, vocab_size: int) -> None:
-        """Raises ValueError if tensor parallelism cannot split this model evenly."""
+    def check_model(
+        self, *, seq_len: int, n_heads: int, n_kv_heads: int, d_model: int, d_ff: int, vocab_size: int
+    ) -> None:
+        """Raises ValueError if tensor parallelism cannot split this model evenly, or fp8 not multiply its matrices."""
         sizes = {"seq_len": seq_len, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_ff": d_ff}
         for name, size in {**sizes, "vocab_size": vocab_size}.items():
             if size % self.tensor:
@@ -93,6 +107,15 @@ class ParallelConfig(BaseModel):
                 raise ValueError(
                     f"model.{name} ({size}) must be a multiple of parallel.tensor ({self.tensor}), which splits it; "
                     f"set parallel.tensor to {smaller}, or change model.{name}"
+                )
+        if self.precision != "fp8":
+            return
+        sides = {"seq_len": seq_len, "d_model": d_model, "d_ff": d_ff}
+        for name, size in {**sides, "n_kv_heads x d_model / n_heads": n_kv_heads * d_model // n_heads}.items():
+            if size % 16:
+                raise ValueError(
+                    f"model.{name} ({size}) must be a multiple of 16 for matrix products in fp8; "
+                    "change it, or set parallel.precision to bf16"
                 )
 
 

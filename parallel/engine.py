@@ -5,7 +5,8 @@ everything else: accumulation, learning rate, clipping bound, when to save.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Size, Tensor, nn
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
+from parallel.fp8 import build_in_fp8
 from parallel.fragments import FlatFragment
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -76,6 +78,8 @@ class Engine(Protocol):
 
 def build_engine(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> Engine:
     """The engine that the recipe names, with initial weights. Collective. Raises LaunchError."""
+    if config.precision == "fp8":
+        trainable = replace(trainable, build=partial(build_in_fp8, trainable.build))
     match config.engine:
         case "single":
             from parallel.single import build_single

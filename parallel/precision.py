@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Of the working copies. fp8 is bf16 but for the products inside blocks (parallel/fp8.py)."""
 
 
 @contextmanager

@@ -206,6 +206,7 @@ class Recipe(Section):
             seq_len=self.model.seq_len,
             n_heads=self.model.n_heads,
             n_kv_heads=self.model.kv_heads,
+            d_model=self.model.d_model,
             d_ff=self.model.ff_width,
             vocab_size=self.model.vocab_size,
         )

@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from parallel.config import ParallelConfig
 
-MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 256}
+MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_model": 64, "d_ff": 128, "vocab_size": 256}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,14 @@ MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_ff": 128, "vocab_size"
             {"tensor": 2, "compile": True},
             r"compile \(true\) with tensor \(2\): .*; set compile to false, or tensor to 1",
         ),
+        (
+            {"engine": "zero3", "precision": "fp8"},
+            r"precision \(fp8\) is for engine single, ddp or fsdp2, not zero3: .*; set .* or precision to bf16",
+        ),
+        (
+            {"tensor": 2, "precision": "fp8"},
+            r"precision \(fp8\) with tensor \(2\): .*; set precision to bf16, or tensor to 1",
+        ),
     ],
 )
 def test_impossible_combinations_are_refused_with_the_nearest_possible(settings: dict, text: str) -> None:
@@ -56,3 +64,18 @@ def test_a_model_that_cannot_be_split_evenly_is_refused(tensor: int, text: str) 
 
 def test_a_model_that_can_be_split_evenly_is_accepted() -> None:
     ParallelConfig(tensor=2).check_model(**MODEL)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"d_ff": 100}, r"model.d_ff \(100\) must be a multiple of 16 .* or set parallel.precision to bf16"),
+        ({"seq_len": 40}, r"model.seq_len \(40\) must be a multiple of 16"),
+        ({"n_kv_heads": 1}, r"model.n_kv_heads x d_model / n_heads \(8\) must be a multiple of 16"),
+    ],
+)
+def test_fp8_takes_only_matrices_that_its_products_take(change: dict[str, int], text: str) -> None:
+    ParallelConfig(precision="fp8").check_model(**MODEL)
+    ParallelConfig(precision="bf16").check_model(**MODEL | change)
+    with pytest.raises(ValueError, match=text):
+        ParallelConfig(precision="fp8").check_model(**MODEL | change)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.parallel.engine_trial import config_of, train
+from tests.parallel.fp8_trial import emulated, losses
 from tests.parallel.ranks import run_ranks
 
 pytestmark = [
@@ -19,6 +20,16 @@ CASES = {
     for engine in ENGINES
     for precision in ("fp32", "bf16", "fp16")
 } | {"fsdp2, compiled": {"engine": "fsdp2", "device": "cuda", "compile": True}}
+FP8 = {
+    f"{engine}, {'compiled' if compiled else 'eager'}": {
+        "engine": engine,
+        "precision": "fp8",
+        "device": "cuda",
+        "compile": compiled,
+    }
+    for engine in ("single", "ddp", "fsdp2")
+    for compiled in (False, True)
+}
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-3, "fp16": 1e-3, "compiled": 1e-4}
 
 
@@ -40,3 +51,14 @@ def test_the_device_trains_like_the_cpu(curves: dict[str, Any], on_cpu: dict[str
     tolerance = TOLERANCE[name.split(", ")[1]]
     assert curves[name]["losses"] == pytest.approx(on_cpu["losses"], rel=tolerance)
     assert curves[name]["repeated"]
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="fp8 needs compute capability 9.0",
+)
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_on_the_device_trains_like_fp8_emulated_on_the_cpu(curves: dict[str, Any], name: str) -> None:
+    found = run_ranks("tests/parallel/engine_trial.py", "train_each", 1, {name: FP8[name]})[0][name]
+    assert found["losses"] == pytest.approx(losses({"engine": "single"}, emulated()), rel=3e-3)
+    assert found["losses"] != pytest.approx(curves["single, bf16"]["losses"], rel=1e-6)

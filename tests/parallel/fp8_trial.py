@@ -1,0 +1,25 @@
+"""Programs for ranks: the tiny GPT of `engine_trial`, in emulated fp8, which needs no device that has it."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from parallel.engine import Trainable, build_engine
+from parallel.fp8 import build_in_fp8
+from tests.parallel.engine_trial import config_of, one_step, runtime_of, trainable
+
+
+def emulated() -> Trainable:
+    plain = trainable()
+    return dataclasses.replace(plain, build=partial(build_in_fp8, plain.build, emulate=True))
+
+
+def losses(settings: dict[str, Any], model: Trainable, steps: int = 10) -> list[float]:
+    config = config_of(precision="bf16", **settings)
+    runtime = runtime_of(config)
+    engine = build_engine(config, runtime, model)
+    return [one_step(engine, runtime, step)[0] for step in range(steps)]
+
+
+def emulated_losses(cases: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    return {name: losses(settings, emulated()) for name, settings in cases.items()}
