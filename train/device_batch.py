@@ -1,5 +1,11 @@
-"""A micro batch as tensors on the device, and the loss that engines take."""
+"""A micro batch as tensors on the device, and the loss that engines take.
 
+On CUDA a step's micro batches are copied from pinned memory on a stream of their own, in order, all of them started
+before the first is computed. So the copies run beside the computation, at least one micro batch ahead of it, and the
+computation waits, on the device, for each where it begins to read it.
+"""
+
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,25 +25,43 @@ class DeviceBatch:
     positions_BT: Tensor
     documents_BT: Tensor
     sources_B: Tensor
+    arrived: torch.cuda.Event | None = None
+    """The end of the copy; None: it was not made on a stream of its own."""
+
+    def await_copy(self) -> None:
+        """What the current stream does from here on comes after the copy. The host does not wait."""
+        if self.arrived is None:
+            return
+        stream = torch.cuda.current_stream(self.tokens_BT.device)
+        stream.wait_event(self.arrived)
+        for tensor in (self.tokens_BT, self.labels_BT, self.positions_BT, self.documents_BT, self.sources_B):
+            tensor.record_stream(stream)  # its memory belongs to the copies' stream, which must not reuse it too early
 
 
 def to_device(batch: Batch, device: torch.device) -> DeviceBatch:
-    """Copies run behind the computation where the device allows."""
-
-    def move(array: object) -> Tensor:
-        tensor = torch.as_tensor(array)
-        if device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(device, non_blocking=True)
-
+    """On CPU the arrays' own memory; on CUDA copies that are under way (`await_copy`)."""
     arrays = (batch.tokens_BT, batch.labels_BT, batch.positions_BT, batch.documents_BT, batch.sources_B)
-    return DeviceBatch(*map(move, arrays))
+    tensors = [torch.as_tensor(array) for array in arrays]
+    if device.type != "cuda":
+        return DeviceBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors), arrived=None)
+    stream = copy_stream(device)
+    with torch.cuda.stream(stream):
+        copies = [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
+    arrived = torch.cuda.Event()
+    arrived.record(stream)
+    return DeviceBatch(*copies, arrived=arrived)
+
+
+@functools.cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def loss_by_source(n_sources: int) -> LossFn:
     """Summed loss in nats of a micro batch, one entry per data source, shape (S,), fp32."""
 
     def loss_fn(model: nn.Module, batch: DeviceBatch) -> Tensor:
+        batch.await_copy()
         loss_B = model(batch.tokens_BT, batch.positions_BT, batch.documents_BT, batch.labels_BT)
         return loss_B @ F.one_hot(batch.sources_B.long(), n_sources).to(loss_B.dtype)
 
