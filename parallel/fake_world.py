@@ -67,7 +67,7 @@ def describe_rank(
     if not 0 <= rank < world_size:
         raise LaunchError(f"--fake-rank ({rank}) must be at least 0 and below --fake-world ({world_size})")
     layout = resolve_layout(config, world_size)
-    with _fake_group(world_size, rank), torch.random.fork_rng():
+    with fake_group(world_size, rank), torch.random.fork_rng():
         mesh = build_mesh(layout, "cpu")
         world = World(rank, world_size, 0, 1, "", 0, "fake")
         runtime = Runtime(world, layout, torch.device("cpu"), mesh, data_parallel_group(mesh))
@@ -101,7 +101,7 @@ def _coordinates(layout: Layout, rank: int) -> tuple[int, int, int]:
 
 
 @contextmanager
-def _fake_group(world_size: int, rank: int) -> Iterator[None]:
+def fake_group(world_size: int, rank: int) -> Iterator[None]:
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         yield

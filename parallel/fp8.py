@@ -23,7 +23,7 @@ from torch import nn
 from parallel.errors import LaunchError
 
 NEEDED = (9, 0)
-"""Compute capability. 8.9 (Ada) multiplies in fp8 too, but nobody has tried it here."""
+"""Compute capability of Hopper. Ada (8.9) has such products too, but is left out, untried."""
 
 
 def require_fp8(device: torch.device) -> None:

@@ -88,7 +88,7 @@ def shard_model(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> F
         fully_shard(block, mesh=data_mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
         for block in model.get_submodule("layers").children()
     ]
-    for block, following in pairwise(blocks):
+    for block, following in pairwise(blocks):  # backward, torch looks one block ahead by itself
         block.set_modules_to_forward_prefetch([following])
     return fully_shard(model, mesh=data_mesh, mp_policy=policy)
 
