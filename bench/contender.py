@@ -1,5 +1,6 @@
 """One contender of the bench: its processes, and what they told."""
 
+import contextlib
 import json
 import os
 import statistics
@@ -63,7 +64,8 @@ class Contender:
         """One round. Collective among its ranks."""
         for rank in self.ranks:
             assert rank.stdin is not None
-            print(steps, file=rank.stdin, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # it has ended: heard below
+                print(steps, file=rank.stdin, flush=True)
         told = [self._hear(rank) for rank in self.ranks]
         self.rounds.append(statistics.median(told[0]["clock"]))
         self.processor.append(sum(statistics.median(record["processor"]) for record in told))

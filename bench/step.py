@@ -27,7 +27,7 @@ MICRO_BATCH = {"14M": 8, "124M": 1}
 PEERS = ("nanogpt", "litgpt", "transformers", "deepspeed")
 LIMIT = "matmuls alone"
 GLOO = "gloo alone"
-ONE_PROCESS = "keepstep single, one process"
+ONE_PROCESS = "keepstep single, compiled, one process"
 KEEP_ALL = "activations kept"
 
 
@@ -41,23 +41,23 @@ def contenders(peers_python: str, names: list[str], n_ranks: int) -> list[Conten
     else:
         bounds = [
             Contender(GLOO, "gloo_alone.py", ours, processes=n_ranks),
-            Contender(ONE_PROCESS, "keepstep_engine.py", ours, options=single),
+            Contender(ONE_PROCESS, "keepstep_engine.py", ours, compile=True, options=single),
         ]
         engines = ["ddp", "fsdp2"]
     programs = [
-        *((f"keepstep {engine}", "keepstep_engine.py", ours, {"engine": engine}) for engine in engines),
-        ("nanogpt", "nanogpt_like.py", ours, {}),
-        ("litgpt", "litgpt_loop.py", others, {}),
-        ("transformers", "transformers_trainer.py", others, {}),
+        *((f"keepstep {engine}", "keepstep_engine.py", ours, {"engine": engine}, (False, True)) for engine in engines),
+        ("nanogpt", "nanogpt_like.py", ours, {}, (False, True)),
+        ("litgpt", "litgpt_loop.py", others, {}, (True, False)),
+        ("transformers", "transformers_trainer.py", others, {}, (False, True)),
+        ("deepspeed", "deepspeed_engine.py", others, {}, (False,)),
     ]
     every = [
         *bounds,
         *(
             Contender(f"{name}{', compiled' * compiled}", program, python, compiled, n_ranks, options)
-            for name, program, python, options in programs
-            for compiled in (False, True)
+            for name, program, python, options, ways in programs
+            for compiled in (ways if n_ranks == 1 else ways[-1:])  # the faster one; all at once must fit in memory
         ),
-        Contender("deepspeed", "deepspeed_engine.py", others, processes=n_ranks),
     ]
     return [one for one in every if not names or any(one.name.startswith(name) for name in names)]
 
@@ -94,10 +94,15 @@ def measure(
         except RuntimeError as error:
             print(error, file=sys.stderr, flush=True)
     for _ in range(rounds):
-        for one in ready:
-            one.run(steps)
+        for one in [one for one in ready if not one.failure]:
+            try:
+                one.run(steps)
+            except RuntimeError as error:
+                one.rounds.clear()
+                print(error, file=sys.stderr, flush=True)
     for one in ready:
-        one.stop()
+        if not one.failure:
+            one.stop()
 
 
 def table(entrants: list[Contender], settings: dict[str, int], peak_flops: float) -> list[str]:
