@@ -56,4 +56,4 @@ def test_engines_fit_the_number_of_ranks() -> None:
     assert {"keepstep single", "keepstep single, compiled", LIMIT} < alone.keys()
     assert together.pop(ONE_PROCESS) == 1
     assert set(together.values()) == {2}
-    assert {"keepstep ddp", "keepstep fsdp2", GLOO} < together.keys()
+    assert {"keepstep ddp, compiled", "keepstep fsdp2, compiled", GLOO} < together.keys()
