@@ -26,6 +26,8 @@ from data_pipeline.batch import IGNORE
 
 CHUNK_BYTES = 2**24
 """Of fp32 logits in a chunk: fits a CPU's last cache, and is large enough for fast products."""
+CHUNK_TOKENS = 384
+"""At least so many in a chunk: each adds its part to the whole gradient of the weight, which is V D numbers."""
 
 LossByRow = Callable[[Tensor, Tensor], Tensor]
 """Of (logits_BTV, labels_BT): the summed loss of each sequence in nats, shape (B,), fp32."""
@@ -71,7 +73,7 @@ def _chunk_by_chunk(x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, with_grad
     loss_N = torch.empty(len(x_ND), dtype=torch.float32, device=x_ND.device)
     dx_ND = torch.empty_like(x_ND) if with_gradients else None
     dw_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if with_gradients else None
-    size = max(1, CHUNK_BYTES // (4 * len(weight_VD)))
+    size = max(CHUNK_TOKENS, CHUNK_BYTES // (4 * len(weight_VD)))
     for start in range(0, len(x_ND), size):
         chunk = slice(start, start + size)
         labels_C1 = labels_N[chunk, None]

@@ -22,6 +22,7 @@ def made_up(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]
 
 @pytest.fixture(params=[1, 7, B * T])
 def tokens_of_a_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train.loss, "CHUNK_TOKENS", 1)
     monkeypatch.setattr(train.loss, "CHUNK_BYTES", request.param * 4 * V)
 
 
