@@ -20,11 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launch import doctor_network, doctor_versions, network
+from launch import doctor_network, doctor_versions
 from launch.doctor_slurm import slurm_findings
 from launch.finding import Finding
 from launch.health import GIB
 from launch.local import count_gpus
+from parallel.addresses import own_addresses
 from parallel.environ import World, read_world
 
 SIZE = 1 << 26
@@ -85,7 +86,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield from limit_findings(resource.getrlimit(resource.RLIMIT_NOFILE)[0], shutil.disk_usage("/dev/shm").total)
     yield from file_system_findings(folder)
     yield doctor_network.name_finding(socket.gethostname(), doctor_network.resolve)
-    yield doctor_network.interface_finding(network.own_addresses(), doctor_network.rdma_devices())
+    yield doctor_network.interface_finding(own_addresses(), doctor_network.rdma_devices())
     yield from doctor_network.ports_here()
     yield doctor_network.clock_finding(doctor_network.clock_state())
 
@@ -226,9 +227,6 @@ def _all_reduce_bandwidth(world: World) -> dict[str, float]:
     world = meet(world)
     if world.world_size == 1:
         return {}
-    if world.launcher == "slurm":  # elsewhere the launcher has seen to it
-        address = network.head_here(world.head) if world.rank == 0 else network.address_towards(world.head, world.port)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", network.own_addresses()[address])
     runtime = start(ParallelConfig(engine="ddp"), world)
     values = torch.ones(SIZE // 4, device=runtime.device)
     best = float("inf")

@@ -21,6 +21,7 @@ from launch import network
 from launch.peers import Peers
 from launch.rank_logs import REDIRECT
 from launch.supervisor import kill, left_over, supervise
+from parallel.addresses import address_of, address_towards, head_here, own_interface
 from parallel.errors import LaunchError
 from train.config import Recipe
 from train.config_file import load_recipe
@@ -86,7 +87,7 @@ def start(command: Sequence[str], recipe: Recipe, node: Node, max_restarts: int,
     arguments = torchrun_arguments(node, folder.logs / socket.gethostname(), name, max_restarts)
     argv = [sys.executable, "-P", "-m", "launch.agent", *arguments, *command]
     env = os.environ | {"KEEPSTEP_RUN": run} | environment(node, os.environ)
-    peers = Peers(node.node_rank, network.address_of(node.head), node.port, name) if node.nodes > 1 else None
+    peers = Peers(node.node_rank, address_of(node.head), node.port, name) if node.nodes > 1 else None
     return supervise(argv, env, stop_seconds, peers)
 
 
@@ -170,8 +171,6 @@ def _this_node(ranks: int, nodes: int, node_rank: int | None, head: str | None) 
     if not 0 <= node_rank < nodes:
         raise LaunchError(f"--node-rank ({node_rank}) must be from 0 to --nodes - 1 ({nodes - 1})")
     host, port = network.parse_endpoint(head)
-    address = network.head_here(host) if node_rank == 0 else network.address_towards(host, port)
-    interface = network.own_addresses().get(address)
-    if interface is None:
-        raise LaunchError(f"no network interface of {socket.gethostname()} has the address {address}; check --head")
+    address = head_here(host) if node_rank == 0 else address_towards(host, port)
+    interface = own_interface(host, port, node_rank == 0)
     return Node(ranks, nodes, node_rank, address if node_rank == 0 else host, port, address, interface)

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import sys
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NoReturn
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from parallel.addresses import address_of, is_loopback, own_interface
 from parallel.config import ParallelConfig
 from parallel.environ import World
 from parallel.errors import LaunchError
@@ -58,6 +60,7 @@ def start(config: ParallelConfig, world: World) -> Runtime:
         torch.accelerator.set_device_index(device)
     if config.engine == "single":
         return Runtime(world, layout, device, None, None)
+    bind_gloo(world, os.environ)
     _join(world, device, config.timeout_seconds)
     mesh = build_mesh(layout, device.type)
     return Runtime(world, layout, device, mesh, data_parallel_group(mesh))
@@ -79,6 +82,18 @@ def choose_device(name: str, local_rank: int) -> torch.device:
             f"{torch.accelerator.device_count()}; start at most that many ranks per node"
         )
     return torch.device(present.type, local_rank)
+
+
+def bind_gloo(world: World, env: MutableMapping[str, str]) -> None:
+    """To the interface that leads to the other nodes. By itself it takes the address that this machine's name stands
+    for, often 127.0.1.1, and waits there for ranks that cannot come. LaunchError if no interface can be told."""
+    if world.world_size == world.local_world_size or "GLOO_SOCKET_IFNAME" in env:
+        return
+    address = address_of(world.head)
+    if world.head in (address, "localhost") and is_loopback(address):  # all ranks are on this machine
+        return
+    is_head = world.rank == 0 or is_loopback(address)
+    env["GLOO_SOCKET_IFNAME"] = own_interface(world.head, world.port, is_head)
 
 
 def _join(world: World, device: torch.device, timeout_seconds: float) -> None:

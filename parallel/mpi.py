@@ -4,12 +4,10 @@
 through torch's own groups.
 """
 
-import contextlib
 import socket
 from dataclasses import replace
 
-import psutil
-
+from parallel.addresses import head_here
 from parallel.environ import World
 from parallel.errors import LaunchError
 
@@ -48,24 +46,4 @@ def _free_endpoint(one_node: bool) -> tuple[str, int]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    return ("127.0.0.1" if one_node else _own_address()), port
-
-
-def _own_address() -> str:
-    """Where other nodes reach this one: what its name stands for, unless that is loopback (Debian's 127.0.1.1)."""
-    with contextlib.suppress(socket.gaierror):
-        named = socket.gethostbyname(socket.gethostname())
-        if not named.startswith("127."):
-            return named
-    found = {
-        address.address
-        for addresses in psutil.net_if_addrs().values()
-        for address in addresses
-        if address.family == socket.AF_INET and not address.address.startswith("127.")
-    }
-    if len(found) == 1:
-        return found.pop()
-    raise LaunchError(
-        f"{socket.gethostname()} stands for loopback and has the addresses {sorted(found)}; set MASTER_ADDR and "
-        "MASTER_PORT to say where the ranks meet"
-    )
+    return ("127.0.0.1" if one_node else head_here(socket.gethostname())), port

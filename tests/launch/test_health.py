@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from launch.health import clock_problems, compare, gpu_problems, judge, main, missing
-from launch.network import own_addresses
+from parallel.addresses import own_addresses
 
 
 def figures(node: str, seconds: float = 0.1) -> dict:

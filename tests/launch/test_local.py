@@ -52,7 +52,7 @@ def test_visible_devices_are_counted():
         ),
         (
             ["--nodes", "2", "--node-rank", "1", "--head", "nowhere.invalid:29400"],
-            "--head nowhere.invalid is not known",
+            "the head nowhere.invalid is not known",
         ),
         (["train.stepz=3"], "did you mean train.steps?"),
     ],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from parallel import addresses, bootstrap
 from parallel.bootstrap import Runtime, choose_device, seed_rank, start
 from parallel.config import ParallelConfig
 from parallel.environ import World
@@ -35,6 +36,45 @@ def test_data_parallel_ranks_draw_differently_and_tensor_parallel_peers_alike() 
 def test_each_step_draws_anew_and_the_same_again_when_repeated() -> None:
     layout = Layout(1, 1, 1)
     assert draws(0, layout, step=3) == draws(0, layout, step=3) != draws(0, layout, step=4)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's: its own name is `here` and stands for loopback; the network knows `there`."""
+    names = {"here": "127.0.1.1", "there": "10.0.0.7", "localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1"}
+    monkeypatch.setattr(addresses, "address_of", names.__getitem__)
+    monkeypatch.setattr(bootstrap, "address_of", names.__getitem__)
+    monkeypatch.setattr(addresses, "own_addresses", lambda: {"10.0.0.8": "eth0"})
+    monkeypatch.setattr(addresses, "address_towards", lambda host, port: "10.0.0.8")
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("world", "env", "bound"),
+    [
+        (World(0, 4, 0, 2, "here", 29500, "slurm"), {}, "eth0"),
+        (World(1, 4, 1, 2, "here", 29500, "slurm"), {}, "eth0"),
+        (World(2, 4, 0, 2, "there", 29500, "slurm"), {}, "eth0"),
+        (World(2, 4, 0, 2, "there", 29500, "slurm"), {"GLOO_SOCKET_IFNAME": "ib0"}, "ib0"),
+        (World(0, 2, 0, 2, "here", 29500, "env"), {}, None),
+        (World(1, 2, 0, 1, "127.0.0.1", 29500, "env"), {}, None),
+        (World(1, 2, 0, 1, "localhost", 29500, "env"), {}, None),
+    ],
+)
+def test_ranks_on_several_nodes_meet_at_the_interface_that_leads_there(
+    world: World, env: dict[str, str], bound: str | None
+) -> None:
+    bootstrap.bind_gloo(world, env)
+    assert env.get("GLOO_SOCKET_IFNAME") == bound
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_head_with_several_addresses_and_a_name_for_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "own_addresses", lambda: {"10.0.0.8": "eth0", "10.1.0.8": "ib0"})
+    with pytest.raises(
+        LaunchError, match=r"the head here is 127\.0\.1\.1 .* use one of its own addresses: 10"
+    ):
+        bootstrap.bind_gloo(World(0, 4, 0, 2, "here", 29500, "slurm"), {})
 
 
 def test_single_needs_no_process_group() -> None:

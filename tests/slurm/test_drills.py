@@ -105,7 +105,7 @@ def test_other_launchers_train_the_same(lab: Lab, launcher: list[str]) -> None:
 
 def test_srun_python_needs_no_launcher(lab: Lab, cluster: Cluster) -> None:
     train = [sys.executable, "-P", "-m", "train", str(lab.recipe), "name=srun"]
-    env = cluster.env | {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": cluster.address(NAMES[0])}
+    env = cluster.env | {"MASTER_ADDR": cluster.address(NAMES[0])}
     result = cluster.run(
         "ctl", ["srun", "-N2", f"--nodelist={','.join(NAMES[:2])}", "--kill-on-bad-exit=1", *train], cwd=ROOT, env=env
     )
@@ -115,8 +115,8 @@ def test_srun_python_needs_no_launcher(lab: Lab, cluster: Cluster) -> None:
 
 def test_srun_starts_ranks_through_pmix(lab: Lab, cluster: Cluster) -> None:
     train = [sys.executable, "-P", "-m", "train", str(lab.recipe), "name=pmix"]
-    env = cluster.env | {"GLOO_SOCKET_IFNAME": "eth0"}
-    result = cluster.run("ctl", ["srun", "-N2", "--mpi=pmix", "--kill-on-bad-exit=1", *train], cwd=ROOT, env=env)
+    argv = ["srun", "-N2", "--mpi=pmix", "--kill-on-bad-exit=1", *train]
+    result = cluster.run("ctl", argv, cwd=ROOT, env=cluster.env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert Job(lab, "pmix").losses() == lab.reference.losses()
 
