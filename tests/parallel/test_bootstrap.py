@@ -71,9 +71,7 @@ def test_ranks_on_several_nodes_meet_at_the_interface_that_leads_there(
 @pytest.mark.usefixtures("machine")
 def test_a_head_with_several_addresses_and_a_name_for_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "own_addresses", lambda: {"10.0.0.8": "eth0", "10.1.0.8": "ib0"})
-    with pytest.raises(
-        LaunchError, match=r"the head here is 127\.0\.1\.1 .* use one of its own addresses: 10"
-    ):
+    with pytest.raises(LaunchError, match=r"the head here is 127\.0\.1\.1 .* use one of its own addresses: 10"):
         bootstrap.bind_gloo(World(0, 4, 0, 2, "here", 29500, "slurm"), {})
 
 
