@@ -26,6 +26,7 @@ from parallel.errors import LaunchError
 from train.config import Recipe
 from train.config_file import load_recipe
 from train.run_folder import MAY_DIFFER, RunFolder
+from train.stop import given_up_on_signals
 
 MEET_SECONDS = 300
 """How long nodes wait for each other."""
@@ -59,6 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    with given_up_on_signals("the start"):  # until the supervisor's own handlers stand
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     recipe = load_recipe(options.recipe, options.overrides)
     if options.fake_world is not None:
         from launch.fake_world import run_fake_world

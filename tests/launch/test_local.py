@@ -1,6 +1,8 @@
 """What `keepstep run` makes of its options, without starting anything."""
 
+import os
 import re
+import signal
 import socket
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from launch import cli, network
 from launch.local import Node, choose_ranks, count_gpus, environment, run_id, torchrun_arguments
 from parallel.errors import LaunchError
+from train.exit_codes import STOPPED
 
 RECIPE = "recipes/laptop.yaml"
 
@@ -113,3 +116,11 @@ def test_each_attempt_of_a_job_meets_under_its_own_name():
     job = {"SLURM_JOB_ID": "7"}
     assert run_id(Node(1), job) == "job7.0"
     assert run_id(Node(1), job | {"SLURM_RESTART_COUNT": "2"}) == "job7.2"
+
+
+def test_a_stop_before_the_ranks_are_started_is_a_stop_and_no_failure(monkeypatch, capsys):
+    monkeypatch.setattr(network, "wait_for_head", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("launch.local.own_interface", lambda *_: "eth0")
+    options = ["run", RECIPE, "--nodes=2", "--node-rank=1", "--head=127.0.0.1:29400"]
+    assert cli.main(options) == STOPPED
+    assert "the start was stopped (SIGTERM)" in capsys.readouterr().err
