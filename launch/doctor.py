@@ -15,10 +15,10 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launch import doctor_network, doctor_versions
 from launch.doctor_slurm import slurm_findings
@@ -137,11 +137,7 @@ def _try_file_system(scratch: Path, folder: Path) -> Iterator[Finding]:
     partial, final = scratch / ".partial", scratch / "final"
     partial.mkdir()
     with (partial / "file").open("wb") as file:
-        start = time.perf_counter()
-        file.write(os.urandom(SAMPLE))
-        file.flush()
-        os.fsync(file.fileno())
-        bytes_per_second = SAMPLE / (time.perf_counter() - start)
+        bytes_per_second = _write_speed(file, SAMPLE)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -192,12 +188,28 @@ def measure(folder: Path, world: World) -> dict[str, float]:
         ),
     }
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".keepstep-doctor-") as file:
-        start = time.perf_counter()
-        file.write(os.urandom(SIZE))
-        file.flush()
-        os.fsync(file.fileno())
-        figures["disk_write_bytes_per_second"] = SIZE / (time.perf_counter() - start)
+        figures["disk_write_bytes_per_second"] = _write_speed(file, SIZE)
     return figures | _all_reduce_bandwidth(world)
+
+
+def _write_speed(file: IO[bytes], size: int) -> float:
+    """Bytes per second, to the disk."""
+    start = time.perf_counter()
+    file.write(os.urandom(size))
+    file.flush()
+    os.fsync(file.fileno())
+    return size / (time.perf_counter() - start)
+
+
+def _best_seconds(act: Callable[[], object], result: Any, tries: int) -> float:
+    """Until the tensor `result` is there."""
+    best = float("inf")
+    for _ in range(tries):
+        start = time.perf_counter()
+        act()
+        result[0].item()  # waits for the device
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def _copy_bytes_per_second(device: Any) -> float:
@@ -206,13 +218,7 @@ def _copy_bytes_per_second(device: Any) -> float:
 
     source = torch.ones(SIZE // 4, device=device)
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        target.copy_(source)
-        target[0].item()  # waits for the device
-        best = min(best, time.perf_counter() - start)
-    return 2 * SIZE / best
+    return 2 * SIZE / _best_seconds(lambda: target.copy_(source), target, 5)
 
 
 def _all_reduce_bandwidth(world: World) -> dict[str, float]:
@@ -229,12 +235,7 @@ def _all_reduce_bandwidth(world: World) -> dict[str, float]:
         return {}
     runtime = start(ParallelConfig(engine="ddp"), world)
     values = torch.ones(SIZE // 4, device=runtime.device)
-    best = float("inf")
-    for _ in range(4):  # the first connects
-        begin = time.perf_counter()
-        dist.all_reduce(values)
-        values[0].item()  # waits for the device
-        best = min(best, time.perf_counter() - begin)
+    best = _best_seconds(lambda: dist.all_reduce(values), values, 4)  # the first connects
     dist.destroy_process_group()
     share = 2 * (world.world_size - 1) / world.world_size
     return {"ranks": float(world.world_size), "all_reduce_bytes_per_second": SIZE * share / best}

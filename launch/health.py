@@ -29,7 +29,7 @@ import psutil
 
 from launch import network
 from launch.local import count_gpus
-from parallel.addresses import own_interface
+from parallel.addresses import reached_at
 from parallel.environ import expand_nodes
 
 MEET_SECONDS = 60
@@ -145,7 +145,8 @@ def _meet(options: argparse.Namespace, node: str, figures: Mapping[str, float]) 
 
     rank = int(os.environ.get("SLURM_PROCID", "0"))
     host, port = network.parse_endpoint(options.head)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", own_interface(host, port, rank == 0))
+    _, interface = reached_at(host, port, rank == 0)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=MEET_SECONDS)
     try:
         store = dist.TCPStore(host, port, is_master=rank == 0, timeout=limit, wait_for_workers=False)

@@ -21,7 +21,7 @@ from launch import network
 from launch.peers import Peers
 from launch.rank_logs import REDIRECT
 from launch.supervisor import kill, left_over, supervise
-from parallel.addresses import address_of, address_towards, head_here, own_interface
+from parallel.addresses import address_of, reached_at
 from parallel.errors import LaunchError
 from train.config import Recipe
 from train.config_file import load_recipe
@@ -177,6 +177,5 @@ def _this_node(ranks: int, nodes: int, node_rank: int | None, head: str | None) 
     if not 0 <= node_rank < nodes:
         raise LaunchError(f"--node-rank ({node_rank}) must be from 0 to --nodes - 1 ({nodes - 1})")
     host, port = network.parse_endpoint(head)
-    address = head_here(host) if node_rank == 0 else address_towards(host, port)
-    interface = own_interface(host, port, node_rank == 0)
+    address, interface = reached_at(host, port, node_rank == 0)
     return Node(ranks, nodes, node_rank, address if node_rank == 0 else host, port, address, interface)

@@ -22,8 +22,8 @@ import psutil
 
 from launch.peers import Peers
 from train.exit_codes import FAILED
+from train.stop import SIGNALS
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -36,11 +36,11 @@ def supervise(argv: Sequence[str], env: Mapping[str, str], stop_seconds: float, 
 
     def in_child() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)  # torchrun's own handler then kills the ranks
-        for number in STOP_SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     asked: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in SIGNALS}
     agent = subprocess.Popen(list(argv), env=dict(env), preexec_fn=in_child)
     try:
         if peers:

@@ -43,9 +43,8 @@ KEPT = frozenset(
 
 def apply_to_blocks(model: nn.Module, config: ParallelConfig) -> None:
     """Rewrite the forward of `model.layers`; to be called before an engine wraps them."""
-    torch._functorch.config.activation_memory_budget = (
-        config.activation_memory_budget
-    )  # for what is compiled from now on
+    # For what is compiled from now on.
+    torch._functorch.config.activation_memory_budget = config.activation_memory_budget
     draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
     for index, block in enumerate(model.get_submodule("layers").children()):
         if config.activation_checkpointing != "none" and index % config.checkpoint_every_k_blocks == 0:

@@ -64,8 +64,10 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def own_interface(host: str, port: int, is_head: bool) -> str:
-    """The interface by which the other nodes reach this machine, given how they name the head. LaunchError."""
+def reached_at(host: str, port: int, is_head: bool) -> tuple[str, str]:
+    """The address and the interface by which the other nodes reach this machine, given how they name the head.
+
+    LaunchError if they cannot be told."""
     address = head_here(host) if is_head else address_towards(host, port)
     interface = own_addresses().get(address)
     if interface is None:
@@ -73,4 +75,4 @@ def own_interface(host: str, port: int, is_head: bool) -> str:
             f"no network interface of {socket.gethostname()} has the address {address}, from which the head {host} is "
             "reached; check the head's address"
         )
-    return interface
+    return address, interface

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallel.addresses import address_of, is_loopback, own_interface
+from parallel.addresses import address_of, is_loopback, reached_at
 from parallel.config import ParallelConfig
 from parallel.environ import World
 from parallel.errors import LaunchError
@@ -93,7 +93,7 @@ def bind_gloo(world: World, env: MutableMapping[str, str]) -> None:
     if world.head in (address, "localhost") and is_loopback(address):  # all ranks are on this machine
         return
     is_head = world.rank == 0 or is_loopback(address)
-    env["GLOO_SOCKET_IFNAME"] = own_interface(world.head, world.port, is_head)
+    _, env["GLOO_SOCKET_IFNAME"] = reached_at(world.head, world.port, is_head)
 
 
 def _join(world: World, device: torch.device, timeout_seconds: float) -> None:

@@ -3,11 +3,18 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from launch.health import clock_problems, compare, gpu_problems, judge, main, missing
 from parallel.addresses import own_addresses
+
+LITTLE = ("--min-free-gib", "0.001", "--min-memory-gib", "0.001")
+
+
+def check(run: Path, nodes: int, head: str) -> list[str]:
+    return [sys.executable, "-m", "launch.health", "check", "--run", str(run), "--nodes", str(nodes), "--head", head]
 
 
 def figures(node: str, seconds: float = 0.1) -> dict:
@@ -15,36 +22,13 @@ def figures(node: str, seconds: float = 0.1) -> dict:
 
 
 def test_a_fit_node_says_so(tmp_path):
-    argv = [
-        sys.executable,
-        "-m",
-        "launch.health",
-        "check",
-        "--run",
-        str(tmp_path),
-        "--nodes",
-        "1",
-        "--head",
-        "127.0.0.1:1",
-    ]
-    argv += ["--min-free-gib", "0.001", "--min-memory-gib", "0.001"]
+    argv = [*check(tmp_path, 1, "127.0.0.1:1"), *LITTLE]
     result = subprocess.run(argv, capture_output=True, text=True, check=True, env={"SLURMD_NODENAME": "n7"})
     assert result.stdout == "healthy n7\n"
 
 
 def test_missing_gpus_and_a_full_disk_are_told(tmp_path):
-    argv = [
-        sys.executable,
-        "-m",
-        "launch.health",
-        "check",
-        "--run",
-        str(tmp_path),
-        "--nodes",
-        "1",
-        "--head",
-        "127.0.0.1:1",
-    ]
+    argv = check(tmp_path, 1, "127.0.0.1:1")
     env = {"SLURMD_NODENAME": "n7", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2"}
     result = subprocess.run([*argv, "--min-free-gib", "1e9"], capture_output=True, text=True, check=True, env=env)
     assert result.stdout.startswith("unhealthy n7: 3 GPUs visible, 4 expected; ")
@@ -114,8 +98,7 @@ def test_a_job_of_one_unfit_node_moves_to_another(tmp_path, capsys):
 
 
 def test_two_nodes_add_up_and_compare(tmp_path):
-    argv = [sys.executable, "-m", "launch.health", "check", "--run", str(tmp_path), "--nodes", "2"]
-    argv += ["--head", f"{own_address()}:{free_port()}", "--min-free-gib", "0.001", "--min-memory-gib", "0.001"]
+    argv = [*check(tmp_path, 2, f"{own_address()}:{free_port()}"), *LITTLE]
     nodes = [
         subprocess.Popen(
             argv, stdout=subprocess.PIPE, text=True, env={"SLURMD_NODENAME": f"n{i}", "SLURM_PROCID": f"{i}"}

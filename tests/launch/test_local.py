@@ -120,7 +120,7 @@ def test_each_attempt_of_a_job_meets_under_its_own_name():
 
 def test_a_stop_before_the_ranks_are_started_is_a_stop_and_no_failure(monkeypatch, capsys):
     monkeypatch.setattr(network, "wait_for_head", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    monkeypatch.setattr("launch.local.own_interface", lambda *_: "eth0")
+    monkeypatch.setattr("launch.local.reached_at", lambda *_: ("10.0.0.8", "eth0"))
     options = ["run", RECIPE, "--nodes=2", "--node-rank=1", "--head=127.0.0.1:29400"]
     assert cli.main(options) == STOPPED
     assert "the start was stopped (SIGTERM)" in capsys.readouterr().err

@@ -54,36 +54,36 @@ def rank_killed(lab: Lab) -> Row:
     return disturb(lab, "kill-rank", "kill -9 of a rank", lambda job: os.kill(job.ranks()[1], signal.SIGKILL))
 
 
-def torchrun_killed_on_the_head(lab: Lab) -> Row:
+def _torchrun_killed(lab: Lab, node: int, where: str) -> Row:
     def act(job: Job) -> None:
-        os.kill(job.agents()[0], signal.SIGKILL)
+        os.kill(job.agents()[node], signal.SIGKILL)
 
-    return disturb(lab, "kill-torchrun-0", "kill -9 of torchrun on the head node", act)
+    return disturb(lab, f"kill-torchrun-{node}", f"kill -9 of torchrun on {where}", act)
+
+
+def torchrun_killed_on_the_head(lab: Lab) -> Row:
+    return _torchrun_killed(lab, 0, "the head node")
 
 
 def torchrun_killed_on_a_worker(lab: Lab) -> Row:
-    def act(job: Job) -> None:
-        os.kill(job.agents()[1], signal.SIGKILL)
+    return _torchrun_killed(lab, 1, "a worker")
 
-    return disturb(lab, "kill-torchrun-1", "kill -9 of torchrun on a worker", act)
+
+def _powered_off(lab: Lab, name: str, event: str, which: Callable[[Job], str]) -> Row:
+    def act(job: Job) -> float:
+        node = which(job)
+        lab.cluster.power_off(node)
+        return _when_down(lab, node)
+
+    return disturb(lab, name, event, act)
 
 
 def worker_powered_off(lab: Lab) -> Row:
-    def act(job: Job) -> float:
-        node = job.worker_node()
-        lab.cluster.power_off(node)
-        return _when_down(lab, node)
-
-    return disturb(lab, "off-worker", "power-off of a worker", act)
+    return _powered_off(lab, "off-worker", "power-off of a worker", Job.worker_node)
 
 
 def head_powered_off(lab: Lab) -> Row:
-    def act(job: Job) -> float:
-        node = job.head_node()
-        lab.cluster.power_off(node)
-        return _when_down(lab, node)
-
-    return disturb(lab, "off-head", "power-off of the head node", act)
+    return _powered_off(lab, "off-head", "power-off of the head node", Job.head_node)
 
 
 def network_cut(lab: Lab) -> Row:
