@@ -32,6 +32,7 @@ def sections(peers: str) -> dict[str, list[tuple[str, list[str]]]]:
             ("A training step, two ranks", [ours, "-m", "bench.step", "--peers", peers, "--ranks", "2"]),
             ("A training step, 124M", [ours, "-m", "bench.step", "--peers", peers, "--model", "124M", "--rounds", "3"]),
             ("Holding fewer activations", [ours, "-m", "bench.step", "--recomputation"]),
+            ("From the command to the first step", [ours, "-m", "bench.start", "--peers", peers]),
         ],
         "data": [("Reading and preparing data", [peers, "bench/data.py"])],
         "checkpoint": [("Saving and loading checkpoints", [ours, "bench/checkpoint.py"])],

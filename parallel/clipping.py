@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import get_total_norm
 
 from parallel.collectives import sum_over_ranks
+from parallel.sharded import as_sharded, local_part
 
 EPSILON = 1e-6
 
@@ -21,8 +21,7 @@ def global_norm(gradients: Iterable[Tensor], device: torch.device) -> float:
     ranks, whatever the layout, and not a number on one rank is not a number on all."""
     alike: dict[int, list[Tensor]] = {}
     for gradient in gradients:
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        alike.setdefault(_copies(gradient), []).append(local)
+        alike.setdefault(_copies(gradient), []).append(local_part(gradient))
     squares = torch.zeros((), device=device)
     for copies, tensors in alike.items():
         squares += get_total_norm(tensors).square() / copies
@@ -32,10 +31,11 @@ def global_norm(gradients: Iterable[Tensor], device: torch.device) -> float:
 def _copies(gradient: Tensor) -> int:
     """Ranks that hold the same elements."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    if not isinstance(gradient, DTensor):
+    sharded = as_sharded(gradient)
+    if sharded is None:
         return world_size
-    axes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
-    holders = math.prod(size for placement, size in axes if not isinstance(placement, Replicate))
+    axes = zip(sharded.placements, sharded.device_mesh.shape, strict=True)
+    holders = math.prod(size for placement, size in axes if not placement.is_replicate())
     return world_size // holders
 
 

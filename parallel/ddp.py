@@ -12,7 +12,6 @@ same is done by FSDP2 with a shard axis of one rank: nothing is cut, gradients a
 
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from parallel.activation_checkpointing import apply_to_blocks
@@ -21,15 +20,14 @@ from parallel.config import ParallelConfig
 from parallel.engine import Trainable
 from parallel.fsdp2 import build_fsdp2
 from parallel.precision import DTYPES, LossScaler
-from parallel.torch_engine import TorchEngine, fill
+from parallel.torch_engine import TorchEngine, build_without_values, fill
 
 
 def build_ddp(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
     """Collective."""
     if runtime.layout.tensor > 1:
         return build_fsdp2(config, runtime, trainable)
-    with torch.device(runtime.device):
-        model = trainable.build()
+    model = build_without_values(trainable.build, runtime.device)
     fill(model, trainable.initial_value)
     apply_to_blocks(model, config)
     wrapped = DistributedDataParallel(

@@ -28,8 +28,9 @@ from parallel.formulas import Parameters, state_bytes, traffic_bytes
 from parallel.fsdp2 import drive, materialise, shard_model
 from parallel.layout import Layout, resolve_layout
 from parallel.mesh import build_mesh, data_parallel_group
+from parallel.sharded import local_part
 from parallel.single import drive_alone
-from parallel.torch_engine import TorchEngine, local_part
+from parallel.torch_engine import TorchEngine
 from parallel.traffic import TrafficCounter
 
 

@@ -1,16 +1,19 @@
 """A rank's contiguous piece of a row-major tensor, as ZeRO cuts them, shown to DCP as boxes.
 
 Implements torch's `_Checkpointable` protocol (`__create_write_items__`, `__create_chunk_list__`,
-`__get_tensor_shard__`), so DCP's stock planners save and load the piece in place and nothing is gathered.
+`__get_tensor_shard__`), so DCP's stock planners save and load the piece in place and nothing is gathered. DCP is only
+imported when they ask: it brings DTensor (`parallel.sharded`).
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """Offsets and sizes in the whole tensor, and where the box begins in the flat piece (elements)."""
@@ -71,25 +74,26 @@ class FlatFragment(Tensor):
             return args[0]
         raise NotImplementedError(f"a FlatFragment is only read and written by checkpoints, not by {func}")
 
-    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+    def __create_write_items__(self, fqn: str, _: object) -> list["WriteItem"]:
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
         properties = TensorProperties(dtype=self.dtype)
         return [
             WriteItem(
-                index=MetadataIndex(fqn, torch.Size(offsets)),
+                index=MetadataIndex(fqn, chunk.offsets),
                 type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    chunk=ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)),
-                    properties=properties,
-                    size=self.size(),
-                ),
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
             )
-            for offsets, sizes, _position in self.boxes
+            for chunk in self.__create_chunk_list__()
         ]
 
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+    def __create_chunk_list__(self) -> list["ChunkStorageMetadata"]:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
         return [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes, _ in self.boxes]
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+    def __get_tensor_shard__(self, index: "MetadataIndex") -> Tensor:
         for offsets, sizes, position in self.boxes:
             if index.offset is not None and tuple(index.offset) == offsets:
                 return self.flat.detach().narrow(0, position, math.prod(sizes)).view(sizes)

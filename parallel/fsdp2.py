@@ -33,14 +33,13 @@ from parallel.config import ParallelConfig
 from parallel.engine import Trainable
 from parallel.precision import DTYPES, LossScaler
 from parallel.tensor_parallel import split_model
-from parallel.torch_engine import TorchEngine, fill
+from parallel.torch_engine import TorchEngine, build_without_values, fill
 
 
 def build_fsdp2(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
     """Collective."""
     assert runtime.mesh is not None
-    with torch.device("meta"):
-        model = trainable.build()
+    model = build_without_values(trainable.build, torch.device("meta"))
     root = shard_model(model, config, runtime.mesh)
     materialise(model, runtime.device)
     fill(model, trainable.initial_value)

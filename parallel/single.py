@@ -5,7 +5,6 @@ Memory per parameter: 4 bytes of weight, 4 of gradient, 8 of moments; under bf16
 
 from contextlib import nullcontext
 
-import torch
 from torch import nn
 
 from parallel.activation_checkpointing import apply_to_blocks
@@ -13,12 +12,11 @@ from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.engine import Trainable
 from parallel.precision import DTYPES, LossScaler
-from parallel.torch_engine import TorchEngine, fill
+from parallel.torch_engine import TorchEngine, build_without_values, fill
 
 
 def build_single(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
-    with torch.device(runtime.device):
-        model = trainable.build()
+    model = build_without_values(trainable.build, runtime.device)
     fill(model, trainable.initial_value)
     apply_to_blocks(model, config)
     return drive_alone(model, config, runtime, trainable)

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from parallel.clipping import clip_factor, global_norm
 from parallel.engine import CheckpointTensor, LossFn
+from parallel.moments import zero_moments
 from parallel.precision import LossScaler, working_weights
+from parallel.sharded import local_part, part_of
 
 
 class TorchEngine:
@@ -104,31 +106,32 @@ class TorchEngine:
         """Nothing is held beyond memory."""
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """The elements that this rank holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def create_moments(optimizer: Optimizer) -> None:
-    """Give the optimizer its zero moments before the first step, as a checkpoint needs them at any time."""
+    """Before the first step, as a checkpoint needs them at any time."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            on_device = group.get("fused") or group.get("capturable")
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device if on_device else "cpu"),
-                "exp_avg": torch.zeros_like(parameter.detach()),
-            }
-            if not group.get("muon"):
-                optimizer.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter.detach())
+            optimizer.state[parameter] = zero_moments(parameter, second=not group.get("muon"))
+
+
+def build_without_values(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """What `fill` will give values to: torch's own, drawn first, would take as long for nothing."""
+    with torch.device(device), _WithoutValues():
+        return build()
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Functions of `torch.nn.init` do nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 @torch.no_grad()
 def fill(model: nn.Module, initial_value: Callable[[str, torch.Size], Tensor]) -> None:
     """Copy this rank's part of each initial value into its parameter, one whole tensor in memory at a time."""
     for name, parameter in model.named_parameters():
-        whole = initial_value(name, parameter.shape)
-        if isinstance(parameter, DTensor):
-            whole = distribute_tensor(
-                whole.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-            ).to_local()
-        local_part(parameter.detach()).copy_(whole)
+        whole = initial_value(name, parameter.shape).to(parameter.device)
+        local_part(parameter.detach()).copy_(part_of(whole, like=parameter))

@@ -9,8 +9,8 @@
 What moves, and the memory formulas, are in docs/parallelism.md beside those of the other engines.
 
 DeepSpeed is used for that alone. The loop owns accumulation, the learning rate, the clipping bound and checkpoints;
-`zero_setup.py` is the one place where DeepSpeed's configuration is made. The inner optimizer is torch's AdamW, so
-nothing is compiled at start-up.
+`zero_setup.py` is the one place where DeepSpeed's configuration is made. The inner optimizer is the one of the
+other engines, so nothing is compiled at start-up.
 """
 
 import io
@@ -26,9 +26,10 @@ from parallel.activation_checkpointing import apply_to_blocks
 from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.engine import CheckpointTensor, LossFn, Trainable
+from parallel.moments import zero_moments
 from parallel.precision import LossScaler
 from parallel.zero_setup import bucket_sizes, deepspeed_config, import_deepspeed
-from parallel.zero_state import create_moments, pieces, refresh_working_weights, state_of
+from parallel.zero_state import pieces, refresh_working_weights, state_of
 
 
 def build_zero(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> "ZeroEngine":
@@ -61,7 +62,8 @@ class ZeroEngine:
         self._skip_above = math.inf
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._pieces = list(pieces(self._optimizer, names))
-        create_moments(self._inner, list({id(piece.flat): piece.flat for piece in self._pieces}.values()))
+        for flat in {id(piece.flat): piece.flat for piece in self._pieces}.values():
+            self._inner.state[flat] = zero_moments(flat)  # before the first step, as a checkpoint needs them any time
         self._guard_inner_step()
         with torch.no_grad():
             for piece in self._pieces:  # DeepSpeed made them from rounded weights

@@ -71,17 +71,6 @@ def _pieces_of_stage_3(optimizer: Any, names: dict[nn.Parameter, str]) -> Iterat
         yield Piece(name, shape, optimizer.fp32_partitioned_groups_flat[group], offset, start if count else 0, count)
 
 
-def create_moments(inner: Optimizer, flats: list[Tensor]) -> None:
-    """Give Adam its zero moments before the first step, as a checkpoint needs them at any time."""
-    fused = any(group.get("fused") for group in inner.param_groups)
-    for flat in flats:
-        inner.state[flat] = {
-            "step": torch.zeros((), device=flat.device if fused else "cpu"),
-            "exp_avg": torch.zeros_like(flat.detach()),
-            "exp_avg_sq": torch.zeros_like(flat.detach()),
-        }
-
-
 def state_of(pieces: list[Piece], inner: Optimizer) -> dict[str, CheckpointTensor]:
     """Views of the fp32 weights and moments, under the names that every engine uses."""
     state: dict[str, CheckpointTensor] = {}

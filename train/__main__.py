@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import train.clock  # noqa: F401 - the seconds of this process count from here, before torch is imported
+from train import garbage
 from train.errors import USER_ERRORS, StoppedError
 from train.exit_codes import FAILED, STOPPED
 from train.run_folder import MAY_DIFFER
@@ -31,6 +32,7 @@ the rank whose connection was lost."""
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Train, and leave the process with one of the codes of `train.exit_codes`."""
+    garbage.pause()
     stop = StopRequest()
     stop.install()
     parser = argparse.ArgumentParser(prog="python -m train", description="Train a recipe as one rank of a run.")
@@ -78,6 +80,7 @@ def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest, allow: 
     from train.loop import train
     from train.start import open_run
 
+    garbage.keep_imports()
     runtime = start(recipe.parallel, world)
     try:
         with open_run(recipe, runtime, stop, allow) as run:

@@ -138,8 +138,18 @@ def _hiding(hidden: Tensor) -> Tensor:
     return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
 
 
-@torch.library.custom_op("keepstep::attention", mutates_args=(), device_types="cpu")
-def _attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, starts_BT: Tensor) -> Tensor:
+# `torch.library.custom_op` would say the same in fewer words, but imports torch's compiler at the first call.
+torch.library.define("keepstep::attention", "(Tensor q, Tensor k, Tensor v, Tensor starts) -> Tensor")
+torch.library.define(
+    "keepstep::attention_backward",
+    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor starts) -> (Tensor, Tensor, Tensor)",
+)
+_attention = torch.ops.keepstep.attention.default
+_attention_backward = torch.ops.keepstep.attention_backward.default
+
+
+@torch.library.impl(_attention.name(), "cpu")
+def _compute(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, starts_BT: Tensor) -> Tensor:
     H, K = q_BTHE.shape[2], k_BTKE.shape[2]
     out_BTHE = torch.empty_like(q_BTHE, memory_format=torch.contiguous_format)
     q32_BKGTE, k32_BKTE = _by_head(_scaled(q_BTHE), K, torch.float32), _by_head(k_BTKE, K, torch.float32)[:, :, 0]
@@ -150,8 +160,8 @@ def _attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, starts_BT: Tensor
     return out_BTHE
 
 
-@torch.library.custom_op("keepstep::attention_backward", mutates_args=(), device_types="cpu")
-def _attention_backward(
+@torch.library.impl(_attention_backward.name(), "cpu")
+def _compute_backward(
     grad_BTHE: Tensor, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, starts_BT: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """With P = softmax(S): dV = P' dO; dS = P * (dO V' - rowsum(P * dO V')); dQ = dS K; dK = dS' Q (Dao 2022, B.2)."""
@@ -210,12 +220,12 @@ def _store(target_BTHE: Tensor, chunk: Chunk, x_NXE: Tensor) -> None:
     target_RCHE.copy_(x_NXE.view(R, H, C, E).transpose(1, 2))
 
 
-@_attention.register_fake
+@torch.library.register_fake(_attention)
 def _(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, starts_BT: Tensor) -> Tensor:
     return torch.empty_like(q_BTHE, memory_format=torch.contiguous_format)
 
 
-@_attention_backward.register_fake
+@torch.library.register_fake(_attention_backward)
 def _(
     grad_BTHE: Tensor, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, starts_BT: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -231,7 +241,7 @@ def _gradients(ctx: Any, grad_BTHE: Tensor) -> tuple[Tensor | None, ...]:
     return *_attention_backward(grad_BTHE, *ctx.saved_tensors), None
 
 
-_attention.register_autograd(_gradients, setup_context=_keep_inputs)
+torch.library.register_autograd(_attention, _gradients, setup_context=_keep_inputs)
 
 
 @register_flop_formula(torch.ops.keepstep.attention)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+
+from parallel.sharded import as_sharded
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -52,15 +53,16 @@ def check_copies(of_ranks: Sequence[Hashes]) -> None:
 
 
 def _part(tensor: Tensor) -> tuple[str, Tensor]:
-    if not isinstance(tensor, DTensor):
+    sharded = as_sharded(tensor)
+    if sharded is None:
         return "", tensor
-    mesh = tensor.device_mesh
+    mesh = sharded.device_mesh
     coordinates = mesh.get_coordinate()
     assert coordinates is not None
     assert mesh.mesh_dim_names is not None
-    axes = zip(mesh.mesh_dim_names, coordinates, tensor.placements, strict=True)
-    cut = [f"{axis}={at}" for axis, at, placement in axes if not isinstance(placement, Replicate)]
-    return ",".join(cut), tensor.to_local()
+    axes = zip(mesh.mesh_dim_names, coordinates, sharded.placements, strict=True)
+    cut = [f"{axis}={at}" for axis, at, placement in axes if not placement.is_replicate()]
+    return ",".join(cut), sharded.to_local()
 
 
 def _listed(ranks: list[int]) -> str:

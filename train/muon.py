@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import AdamW
+
+from parallel.sharded import as_sharded, local_part, part_of
+from train.adamw import FusedAdamW
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
@@ -23,22 +24,16 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of x, x^3 and x^5 that bring singular values near 1 fastest (Jordan et al. 2024)."""
 
 
-class MuonAdamW(AdamW):
+class MuonAdamW(FusedAdamW):
     """AdamW, but for groups that have `muon` set. Under sharding `step` is collective."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        groups = self.param_groups
-        try:
-            self.param_groups = [group for group in groups if not group["muon"]]
-            super().step(closure)
-        finally:
-            self.param_groups = groups
-        for group in groups:
-            if group["muon"]:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._move(parameter, group["lr"], group["weight_decay"])
+    def move(self, group: dict[str, Any]) -> None:
+        if not group["muon"]:
+            super().move(group)
+            return
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                self._move(parameter, group["lr"], group["weight_decay"])
 
     def _move(self, parameter: Tensor, lr: float, weight_decay: float) -> None:
         state = self.state[parameter]
@@ -46,11 +41,10 @@ class MuonAdamW(AdamW):
         state["step"] += 1
         state["exp_avg"].mul_(MOMENTUM).add_(parameter.grad)
         ahead = parameter.grad.add(state["exp_avg"], alpha=MOMENTUM).bfloat16()  # Nesterov's momentum
-        whole = ahead.full_tensor() if isinstance(ahead, DTensor) else ahead
-        update = orthogonal(whole) * (0.2 * math.sqrt(max(whole.shape)))
-        if isinstance(parameter, DTensor):
-            update = distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.mul_(1 - lr * weight_decay).add_(update.to(parameter.dtype), alpha=-lr)
+        sharded = as_sharded(ahead)
+        whole = ahead if sharded is None else sharded.full_tensor()
+        update = part_of(orthogonal(whole) * (0.2 * math.sqrt(max(whole.shape))), like=parameter)
+        local_part(parameter).mul_(1 - lr * weight_decay).add_(update.to(parameter.dtype), alpha=-lr)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

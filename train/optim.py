@@ -3,10 +3,9 @@
 import logging
 from dataclasses import dataclass
 
-import torch
 from torch import nn
-from torch.optim import AdamW, Optimizer
 
+from train.adamw import FusedAdamW
 from train.config import OptimConfig
 from train.muon import MuonAdamW
 from train.names import plain_name
@@ -45,8 +44,8 @@ def _decays(name: str, config: OptimConfig) -> bool:
     return config.decay_embeddings or module not in ("embed", "positions", "head")
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """Fused AdamW (Loshchilov and Hutter 2019), or Muon, over the parameters as they stand after wrapping."""
+def build_optimizer(model: nn.Module, config: OptimConfig) -> FusedAdamW:
+    """AdamW, or Muon with AdamW, over the parameters as they stand after wrapping."""
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     groups = group_names(list(parameters), config)
     for group in groups:
@@ -55,7 +54,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
         log.info(
             "%s, weight decay %g: %d tensors, %d parameters", algorithm, group.weight_decay, len(group.names), count
         )
-    optimizer = MuonAdamW if config.algorithm == "muon" else AdamW
+    optimizer = MuonAdamW if config.algorithm == "muon" else FusedAdamW
     return optimizer(
         [
             {
@@ -68,5 +67,4 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
-        fused=all(parameter.dtype != torch.float16 for parameter in parameters.values()),
     )

@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from train import start as train_start
 from train.checkpoint.compare import differences
 from train.clock import KINDS
 from train.config import Recipe
+from train.config_file import recipe_as_yaml
 from train.errors import DivergedError, StoppedError
 from train.events import read_jsonl
 from train.exit_codes import FINISHED, STOPPED
@@ -344,3 +347,22 @@ def test_a_compiled_run_compiles_in_its_first_step_only_and_its_checkpoint_does_
     assert job.events("compiled_again") == []
     assert job.losses() == undisturbed.losses()
     assert job.differs_from(undisturbed) == []
+
+
+def test_one_process_begins_without_torchs_compiler_and_without_dtensor(data: Path, tmp_path: Path) -> None:
+    """Each takes half a second to import. The whole product runs here, and its first save comes after step 4."""
+    (tmp_path / "recipe.yaml").write_text(recipe_as_yaml(Job(tmp_path, data).recipe))
+    program = (
+        "import sys, train.__main__\n"
+        "from train.checkpoint.manager import CheckpointManager as Manager\n"
+        "save = Manager.save\n"
+        "def show(self, progress, *rest, **options):\n"
+        "    slow = {'torch._dynamo', 'torch.distributed.tensor', 'sympy'} & set(sys.modules)\n"
+        "    print('before', progress.step, sorted(slow))\n"
+        "    save(self, progress, *rest, **options)\n"
+        "Manager.save = show\n"
+        "train.__main__.main(sys.argv[1:])\n"
+    )
+    argv = [sys.executable, "-c", program, str(tmp_path / "recipe.yaml")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "before 4 []"

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from parallel.torch_engine import create_moments
 from train.config import ModelConfig, OptimConfig
 from train.model import GPT
 from train.names import plain_name
@@ -67,3 +68,35 @@ def test_groups_do_not_depend_on_compiling_or_wrapping() -> None:
 )
 def test_plain_names_lose_every_wrapper(wrapped: str, plain: str) -> None:
     assert plain_name(wrapped) == plain
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_a_step_has_the_bits_of_torchs_own_adamw(algorithm: str) -> None:
+    """For AdamW's groups; the other's matrices have tests of their own."""
+    config = OptimConfig(lr=3e-3, algorithm=algorithm, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)  # pyright: ignore[reportArgumentType]
+    ours, theirs = GPT(GPT2), GPT(GPT2)
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = build_optimizer(ours, config)
+    twins = dict(zip(ours.parameters(), theirs.parameters(), strict=True))
+    groups = [group for group in optimizer.param_groups if not group["muon"]]
+    torchs = torch.optim.AdamW(
+        [{"params": [twins[p] for p in g["params"]], "weight_decay": g["weight_decay"]} for g in groups],
+        lr=3e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        fused=True,
+    )
+    create_moments(optimizer)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        for mine, other in twins.items():
+            mine.grad = torch.randn(mine.shape, generator=generator)
+            other.grad = mine.grad.clone()
+        optimizer.step()
+        torchs.step()
+    for group in groups:
+        for parameter in group["params"]:
+            assert torch.equal(parameter, twins[parameter])
+            assert torch.equal(optimizer.state[parameter]["exp_avg_sq"], torchs.state[twins[parameter]]["exp_avg_sq"])
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in ours.parameters())

@@ -1,4 +1,4 @@
-"""Finds the newest good checkpoint and fills the state from it.
+"""Finds the newest good checkpoint that is of this run; `fill.py` reads it.
 
 Rank 0 alone looks at the folder and tells the others: on a network file system ranks may see different things. A
 checkpoint that is damaged is moved aside, by name and with the reason, and the one before is tried. A checkpoint of
@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-
 from parallel.engine import CheckpointTensor
 from train.checkpoint import rng
-from train.checkpoint.folder import Folder, Root
-from train.checkpoint.format import RNG_PREFIX, DamagedError, Manifest, Piece, decode, flat
+from train.checkpoint.dtypes import DTYPE_NAMES
+from train.checkpoint.folder import Root
+from train.checkpoint.format import DamagedError, Manifest, decode, flat
 from train.checkpoint.group import Group
-from train.checkpoint.storage import DTYPE_NAMES, ShardReader
 from train.checkpoint.verify import read_manifest
 from train.errors import CheckpointError
 from train.names import plain_name
@@ -98,6 +96,8 @@ def load_newest(root: Root, group: Group, wanted: Wanted, load_local: Callable[[
             return loaded
         if (found := group.on_rank0(lambda: _newest(root, skipped, set_aside))) is None:
             return None
+        from train.checkpoint.fill import fill  # DCP, which takes half a second to import, only where it is needed
+
         step, manifest = found[0], decode(found[1])
         check(group, manifest, wanted)
         try:
@@ -197,46 +197,3 @@ def _first(names: list[str]) -> str:
     if not names:
         return ""
     return f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"
-
-
-def fill(folder: Folder, group: Group, manifest: Manifest, wanted: Wanted) -> Loaded:
-    """Each rank reads its part. DCP's load plans need no word from other ranks; its failures do. Collective."""
-    reader = ShardReader(folder, manifest)
-    random: list[bytes] = []
-
-    def read() -> None:
-        planner = _planner(reader, wanted)
-        reader.read_data(planner.create_local_plan(), planner)
-        if piece := _random_piece(manifest, wanted, group.rank):
-            random.append(reader.read_whole(piece))
-
-    group.gather(read)
-    return Loaded(
-        progress=Progress(manifest.step, manifest.tokens, manifest.held_out_loss, manifest.extra),
-        path=str(folder),
-        rank_states=manifest.rank_states,
-        layout=manifest.layout,
-        bytes_read=reader.bytes_read,
-        random=random[0] if random else None,
-    )
-
-
-def needed_files(folder: Folder, manifest: Manifest, wanted: Wanted, rank: int) -> set[str]:
-    """The shards that a rank reads from."""
-    reader = ShardReader(folder, manifest)
-    needed = {reader.piece(item).file for item in _planner(reader, wanted).create_local_plan().items}
-    piece = _random_piece(manifest, wanted, rank)
-    return needed | ({piece.file} if piece else set())
-
-
-def _planner(reader: ShardReader, wanted: Wanted) -> DefaultLoadPlanner:
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    present = {name: tensor for name, tensor in wanted.state.items() if name in reader.manifest.state_names}
-    planner.set_up_planner(present, reader.read_metadata())
-    return planner
-
-
-def _random_piece(manifest: Manifest, wanted: Wanted, rank: int) -> Piece | None:
-    """A rank's random state, if the layout is the one that it belongs to."""
-    pieces = manifest.pieces.get(f"{RNG_PREFIX}{rank:05d}") if manifest.layout == wanted.layout else None
-    return pieces[0] if pieces else None

@@ -17,31 +17,24 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan
+from typing import TYPE_CHECKING, Any
 
 from parallel.engine import CheckpointTensor
-from train.checkpoint import rng
 from train.checkpoint.folder import open_root
-from train.checkpoint.group import Group, attempt
+from train.checkpoint.group import Group
 from train.checkpoint.load import Loaded, Progress, Wanted, load_newest, plain_names
 from train.checkpoint.retention import superfluous
-from train.checkpoint.save import Facts, Job, save_shared
-from train.checkpoint.staging import Staging
-from train.checkpoint.storage import piece_of
-from train.checkpoint.tier import LocalTier
 from train.checkpoint.verify import read_manifest
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
 from train.exit_codes import FAILED
+
+if TYPE_CHECKING:
+    from train.checkpoint.save import Job, Saver
+    from train.checkpoint.tier import LocalTier
 
 __all__ = ["CheckpointManager", "Loaded", "Progress", "SavingFailedError"]
 
@@ -85,10 +78,8 @@ class CheckpointManager:
         self._allow = allow
         self._group = Group(timeout_seconds)
         self._record = record if self._group.rank == 0 else _ignore
-        self._tier = None if config.local_dir is None else LocalTier(Path(config.local_dir), str(folder), self._group)
-        self._staging = Staging()
-        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._plan: SavePlan | None = None
+        self._tier = self._open_tier(Path(config.local_dir), str(folder)) if config.local_dir is not None else None
+        self._saver: Saver | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: tuple[int, float, Future[Saved]] | None = None
         self._failures = 0
@@ -99,7 +90,7 @@ class CheckpointManager:
     @property
     def staging_bytes(self) -> int:
         """Host memory held for background saves."""
-        return self._staging.bytes
+        return self._saver.staging_bytes if self._saver is not None else 0
 
     def save(
         self,
@@ -118,15 +109,12 @@ class CheckpointManager:
         state = plain_names(state)
         if not state:
             raise CheckpointError("the engine has no state to save")
-        self._planner.set_up_planner(dict(state), None, self._group.rank == 0)
-        if self._plan is None:
-            self._plan, self._names = self._make_plan(), state.keys()
-        assert state.keys() == self._names, "an engine shows the same tensors at every save"
-        plan = self._plan
-        staged = attempt(lambda: self._stage(plan))
-        random = torch.frombuffer(bytearray(rng.capture()), dtype=torch.uint8)
-        facts = Facts(self._identity, self._layout, json.loads(json.dumps(rank_state)))
-        saved = self._thread.submit(self._write, Job(progress, facts, plan, staged, random), local)
+        if self._saver is None:
+            from train.checkpoint.save import Saver
+
+            self._saver = Saver(self._group, self._identity, self._layout, self._config.background)
+        job = self._saver.lay_aside(progress, state, rank_state)
+        saved = self._thread.submit(self._write, self._saver, job, local)
         self._saving = (progress.step, time.perf_counter() - began, saved)
         if not self._config.background:
             self.wait()
@@ -160,27 +148,19 @@ class CheckpointManager:
         self.saved_step = loaded.progress.step if loaded is not None and self._tier is None else None
         return loaded
 
-    def _make_plan(self) -> SavePlan:
-        """Who writes what. Collective."""
-        plans = self._group.gather(self._planner.create_local_plan)
-        plan = self._group.scatter(lambda: self._planner.create_global_plan(plans)[0])
-        return replace(plan, items=[item for item in plan.items if piece_of(item).bytes])
+    def _open_tier(self, place: Path, run: str) -> "LocalTier":
+        from train.checkpoint.tier import LocalTier
 
-    def _stage(self, plan: SavePlan) -> dict[MetadataIndex, Tensor]:
-        """This rank's pieces: copies if the save goes on in the background, else as they are."""
-        tensors = [_tensor(self._planner.resolve_data(item)) for item in plan.items]
-        if self._config.background:
-            tensors = self._staging.copy(tensors)
-        return {item.index: tensor for item, tensor in zip(plan.items, tensors, strict=True)}
+        return LocalTier(place, run, self._group)
 
-    def _write(self, job: Job, local: bool) -> Saved:
+    def _write(self, saver: "Saver", job: "Job", local: bool) -> Saved:
         """Everything after the copy. Collective; runs in the thread."""
         began = time.perf_counter()
         if local:
             assert self._tier is not None
             size = self._tier.save(job)
             return Saved("local", size, time.perf_counter() - began)
-        size = save_shared(job, self._root, self._group)
+        size = saver.write_shared(job, self._root)
         self._losses[job.progress.step] = job.progress.held_out_loss
         removed = self._prune() if self._group.rank == 0 else []
         return Saved("shared", size, time.perf_counter() - began, removed)
@@ -219,11 +199,6 @@ class CheckpointManager:
         if saved.tier == "shared":
             self.saved_step = step
         self._record("saved", step=step, stall_seconds=stall, **asdict(saved))
-
-
-def _tensor(value: Any) -> Tensor:
-    assert isinstance(value, Tensor), type(value)
-    return value
 
 
 def _ignore(*_: Any, **__: Any) -> None:

@@ -1,5 +1,11 @@
-"""Writes one checkpoint from what was laid aside: shards by all ranks, the manifest and the commit by rank 0."""
+"""Lays a state aside and writes it: shards by all ranks, the manifest and the commit by rank 0.
 
+The manager imports this file at its first save, for DCP brings DTensor, which takes half a second and which a run with
+whole tensors does not need for its first step.
+"""
+
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,11 +18,14 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from parallel.engine import CheckpointTensor
+from train.checkpoint import rng
 from train.checkpoint.folder import Root
 from train.checkpoint.format import RNG_PREFIX, Manifest, Piece, ShardFile, by_tensor, encode
-from train.checkpoint.group import Group, Outcome, unwrap
+from train.checkpoint.group import Group, Outcome, attempt, unwrap
 from train.checkpoint.load import Progress
-from train.checkpoint.storage import ShardWriter, shard_name
+from train.checkpoint.staging import Staging
+from train.checkpoint.storage import ShardWriter, piece_of, shard_name
 
 
 @dataclass(frozen=True)
@@ -64,31 +73,74 @@ class Job:
         )
 
 
-def save_shared(job: Job, root: Root, group: Group) -> int:
-    """To a place that all ranks share. The bytes of its tensors, on rank 0. Collective."""
-    begun: list[str] = []
-    size = [0]
+class Saver:
+    """Who writes what is planned once, for an engine shows the same tensors at every save. `background`: steps go on
+    while a job is written, so it gets copies."""
 
-    def begin() -> str:
-        begun.append(root.begin(job.progress.step))
-        return begun[0]
+    def __init__(self, group: Group, identity: dict[str, Any], layout: dict[str, Any], background: bool) -> None:
+        self._group = group
+        self._identity, self._layout = identity, layout
+        self._staging = Staging() if background else None
+        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._plan: SavePlan | None = None
 
-    def commit(files: list[ShardFile], pieces: list[Piece]) -> None:
-        manifest = job.manifest(rank_states, files, pieces)
-        root.commit(place, job.progress.step, encode(manifest))
-        size[0] = manifest.tensor_bytes
+    @property
+    def staging_bytes(self) -> int:
+        """Host memory held for background saves."""
+        return self._staging.bytes if self._staging is not None else 0
 
-    try:
-        place = group.on_rank0(begin)
-        writer = ShardWriter(root.attempt(place), commit)
-        rank_states = group.gather(lambda: job.facts.rank_state)
-        written = group.gather(lambda: job.write(writer, group.rank, root.prefix(place)))
-        group.on_rank0(lambda: writer.finish(Metadata({}), written))
-    except BaseException:
-        for place in begun:
-            root.abandon(place)
-        raise
-    return size[0]
+    def lay_aside(
+        self, progress: Progress, state: Mapping[str, CheckpointTensor], rank_state: Mapping[str, Any]
+    ) -> Job:
+        """Collective. Afterwards the state may change, if the save is to go on in the background."""
+        self._planner.set_up_planner(dict(state), None, self._group.rank == 0)
+        if self._plan is None:
+            self._plan, self._names = self._make_plan(), state.keys()
+        assert state.keys() == self._names, "an engine shows the same tensors at every save"
+        plan = self._plan
+        staged = attempt(lambda: self._stage(plan))
+        random = torch.frombuffer(bytearray(rng.capture()), dtype=torch.uint8)
+        facts = Facts(self._identity, self._layout, json.loads(json.dumps(rank_state)))
+        return Job(progress, facts, plan, staged, random)
+
+    def _make_plan(self) -> SavePlan:
+        """Collective."""
+        plans = self._group.gather(self._planner.create_local_plan)
+        plan = self._group.scatter(lambda: self._planner.create_global_plan(plans)[0])
+        return replace(plan, items=[item for item in plan.items if piece_of(item).bytes])
+
+    def _stage(self, plan: SavePlan) -> dict[MetadataIndex, Tensor]:
+        """This rank's pieces."""
+        tensors = [_tensor(self._planner.resolve_data(item)) for item in plan.items]
+        if self._staging is not None:
+            tensors = self._staging.copy(tensors)
+        return {item.index: tensor for item, tensor in zip(plan.items, tensors, strict=True)}
+
+    def write_shared(self, job: Job, root: Root) -> int:
+        """To a place that all ranks share. The bytes of its tensors, on rank 0. Collective."""
+        begun: list[str] = []
+        size = [0]
+
+        def begin() -> str:
+            begun.append(root.begin(job.progress.step))
+            return begun[0]
+
+        def commit(files: list[ShardFile], pieces: list[Piece]) -> None:
+            manifest = job.manifest(rank_states, files, pieces)
+            root.commit(place, job.progress.step, encode(manifest))
+            size[0] = manifest.tensor_bytes
+
+        try:
+            place = self._group.on_rank0(begin)
+            writer = ShardWriter(root.attempt(place), commit)
+            rank_states = self._group.gather(lambda: job.facts.rank_state)
+            written = self._group.gather(lambda: job.write(writer, self._group.rank, root.prefix(place)))
+            self._group.on_rank0(lambda: writer.finish(Metadata({}), written))
+        except BaseException:
+            for place in begun:
+                root.abandon(place)
+            raise
+        return size[0]
 
 
 class _Staged(DefaultSavePlanner):
@@ -107,3 +159,8 @@ def _own_item(name: str, tensor: Tensor) -> WriteItem:
     chunk = ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
     data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), tensor.size())
     return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.TENSOR, tensor_data=data)
+
+
+def _tensor(value: Any) -> Tensor:
+    assert isinstance(value, Tensor), type(value)
+    return value

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from train.checkpoint.dtypes import DTYPE_NAMES, DTYPES
 from train.checkpoint.folder import Folder
 from train.checkpoint.format import (
     BLOCK_BYTES,
@@ -38,17 +39,10 @@ from train.checkpoint.format import (
 from train.checkpoint.verify import check_file, read_blocks
 from train.errors import CheckpointError
 
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 _READERS = min(4, len(os.sched_getaffinity(0)))
 """Threads that read; hashing and copying one piece overlaps with reading others. More than cores only get in each
 other's way."""
 _BLOCKS_AT_ONCE = 16
-
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def shard_name(rank: int) -> str:

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.storage import WriteResult
 
+from train.checkpoint.fill import fill, needed_files
 from train.checkpoint.folder import LocalFolder, LocalRoot, sync_folder
 from train.checkpoint.format import MANIFEST, DamagedError, Manifest, Piece, ShardFile, checksum, decode, encode
 from train.checkpoint.group import Group, attempt, unwrap
-from train.checkpoint.load import Loaded, Wanted, check, fill, needed_files
+from train.checkpoint.load import Loaded, Wanted, check
 from train.checkpoint.save import Job
 from train.checkpoint.storage import ShardWriter, shard_name
 from train.checkpoint.verify import read_file, read_manifest

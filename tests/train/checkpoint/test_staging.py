@@ -53,7 +53,9 @@ def test_a_save_from_cuda_goes_through_pinned_memory_and_comes_back(tmp_path: Pa
         tensor.zero_()
     random = torch.cuda.get_rng_state()
     manager.wait()
-    assert manager._staging._buffer.is_pinned()
+    assert manager._saver is not None
+    assert manager._saver._staging is not None
+    assert manager._saver._staging._buffer.is_pinned()
     torch.rand(3, device="cuda")
     loaded = manager.load_newest(state)
     assert loaded is not None
