@@ -43,8 +43,10 @@ KEPT = frozenset(
 
 def apply_to_blocks(model: nn.Module, config: ParallelConfig) -> None:
     """Rewrite the forward of `model.layers`; to be called before an engine wraps them."""
-    # For what is compiled from now on.
+    # For what is compiled from now on. The second: what a product reads in the backward pass is computed again where
+    # only norms and elementwise operations lead to it; less memory, no slower (docs/performance.md).
     torch._functorch.config.activation_memory_budget = config.activation_memory_budget
+    torch._functorch.config.ban_recompute_materialized_backward = False
     draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
     for index, block in enumerate(model.get_submodule("layers").children()):
         if config.activation_checkpointing != "none" and index % config.checkpoint_every_k_blocks == 0:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from train.attention import Boundaries, attend, find_boundaries
 from train.config import ModelConfig
+from train.lean import RMSNorm, silu_times
 from train.loss import LossByRow, linear_cross_entropy_by_row
 
 
@@ -105,8 +106,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.d_model, kv_width, bias=config.bias)
         self.value = nn.Linear(config.d_model, kv_width, bias=config.bias)
         self.output = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.query_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.key_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.query_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(self, x_BTD: Tensor, boundaries: Boundaries, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         B, T, _ = x_BTD.shape
@@ -134,13 +135,13 @@ class MLP(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         up_BTF = self.up(x_BTD)
         if self.gate is not None:
-            return self.down(F.silu(self.gate(x_BTD)) * up_BTF)
+            return self.down(silu_times(self.gate(x_BTD), up_BTF))
         return self.down(F.gelu(up_BTF, approximate="tanh"))
 
 
 def build_norm(config: ModelConfig, width: int) -> nn.Module:
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(width, config.norm_eps)
+        return RMSNorm(width, config.norm_eps)
     return nn.LayerNorm(width, config.norm_eps, bias=config.bias)
 
 
