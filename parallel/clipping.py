@@ -14,8 +14,8 @@ from parallel.sharded import as_sharded, local_part
 EPSILON = 1e-6
 
 
-def global_norm(gradients: Iterable[Tensor], device: torch.device) -> float:
-    """L2 norm over all elements of all ranks, the same bits on every rank. Collective.
+def global_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
+    """L2 norm over all elements of all ranks, the same bits on every rank, still on the device. Shape (). Collective.
 
     Each rank adds the squares of what it holds, divided by the number of ranks that hold the same: one sum over all
     ranks, whatever the layout, and not a number on one rank is not a number on all."""
@@ -25,7 +25,7 @@ def global_norm(gradients: Iterable[Tensor], device: torch.device) -> float:
     squares = torch.zeros((), device=device)
     for copies, tensors in alike.items():
         squares += get_total_norm(tensors).square() / copies
-    return sum_over_ranks(squares).sqrt().item()
+    return sum_over_ranks(squares).sqrt()
 
 
 def _copies(gradient: Tensor) -> int:

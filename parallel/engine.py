@@ -4,6 +4,7 @@ An engine decides where parameters, gradients and optimizer state live and what 
 everything else: accumulation, learning rate, clipping bound, when to save.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,12 @@ from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.fp8 import build_in_fp8
 from parallel.fragments import FlatFragment
+
+
+def no_limit() -> float:
+    """Any gradient norm that is finite."""
+    return math.inf
+
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 """`loss_fn(model, batch)`: summed (not mean) loss in nats, one entry per data source, shape (S,)."""
@@ -45,11 +52,12 @@ class Engine(Protocol):
         Returns this rank's summed loss by source over the micro batches, shape (S,), fp32, detached, on the device."""
         ...
 
-    def step(self, lr: float, max_grad_norm: float, skip_above: float = float("inf")) -> float:
+    def step(self, lr: float, max_grad_norm: float, norm_limit: Callable[[], float] = no_limit) -> float:
         """Clip to the global norm, update, zero the gradients. Collective.
 
         Returns the global gradient norm before clipping, the same on every rank. If it is not finite, or above
-        `skip_above`, neither weights nor optimizer state have moved."""
+        `norm_limit()`, neither weights nor optimizer state have moved. The limit is asked for when all work up to the
+        norm is on its way to the device, so that it may wait for the losses; not at all if fp16 has overflowed."""
         ...
 
     def evaluate(self, batch: Any, loss_fn: LossFn) -> Tensor:

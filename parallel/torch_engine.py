@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from parallel.clipping import clip_factor, global_norm
-from parallel.engine import CheckpointTensor, LossFn
+from parallel.engine import CheckpointTensor, LossFn, no_limit
 from parallel.moments import zero_moments
 from parallel.precision import LossScaler, working_weights
 from parallel.sharded import local_part, part_of
@@ -63,13 +63,14 @@ class TorchEngine:
         return torch.stack(losses).sum(dim=0)
 
     @torch.no_grad()
-    def step(self, lr: float, max_grad_norm: float, skip_above: float = math.inf) -> float:
+    def step(self, lr: float, max_grad_norm: float, norm_limit: Callable[[], float] = no_limit) -> float:
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         unscale = 1.0 if self._scaler is None else 1.0 / self._scaler.scale.item()
-        norm = global_norm(gradients, self._device) * unscale
+        on_device, limit = global_norm(gradients, self._device), norm_limit()
+        norm = on_device.item() * unscale
         if self._scaler is not None:
             self._scaler.update(math.isfinite(norm))
-        if math.isfinite(norm) and norm <= skip_above:
+        if math.isfinite(norm) and norm <= limit:
             factor = clip_factor(norm, max_grad_norm) * unscale
             if factor != 1.0:
                 torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)

@@ -15,7 +15,7 @@ other engines, so nothing is compiled at start-up.
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from parallel.activation_checkpointing import apply_to_blocks
 from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
-from parallel.engine import CheckpointTensor, LossFn, Trainable
+from parallel.engine import CheckpointTensor, LossFn, Trainable, no_limit
 from parallel.moments import zero_moments
 from parallel.precision import LossScaler
 from parallel.zero_setup import bucket_sizes, deepspeed_config, import_deepspeed
@@ -59,7 +59,7 @@ class ZeroEngine:
         self._optimizer = engine.optimizer
         self._inner: torch.optim.Optimizer = engine.optimizer.optimizer
         self._scaler = scaler
-        self._skip_above = math.inf
+        self._norm_limit = no_limit
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._pieces = list(pieces(self._optimizer, names))
         for flat in {id(piece.flat): piece.flat for piece in self._pieces}.values():
@@ -76,7 +76,8 @@ class ZeroEngine:
         move = self._inner.step
 
         def move_if_sound(*arguments: Any, **options: Any) -> None:
-            if self._norm() <= self._skip_above:
+            limit = self._norm_limit()
+            if self._norm() <= limit:
                 move(*arguments, **options)
 
         self._inner.step = move_if_sound  # pyright: ignore[reportAttributeAccessIssue]
@@ -98,11 +99,11 @@ class ZeroEngine:
             losses.append(loss_S.detach().float())
         return torch.stack(losses).sum(dim=0)
 
-    def step(self, lr: float, max_grad_norm: float, skip_above: float = math.inf) -> float:
+    def step(self, lr: float, max_grad_norm: float, norm_limit: Callable[[], float] = no_limit) -> float:
         for group in self._inner.param_groups:
             group["lr"] = lr
         self._optimizer.clip_grad = max_grad_norm
-        self._skip_above = skip_above
+        self._norm_limit = norm_limit
         self._engine.step()
         norm = self._norm()
         if self._scaler is not None:

@@ -4,8 +4,7 @@ A loss or gradient norm that is not finite never moves anything. A spike, far ab
 skipped or rolled back, as the recipe says. Every rank decides alike, because it sees only sums over all ranks, and a
 resumed run decides as the uninterrupted one would, because all of this is saved with the checkpoints.
 
-    limit = guard.norm_limit(loss)               # for the engine: above it, the weights stay as they are
-    norm = engine.step(..., skip_above=limit)
+    norm = engine.step(..., lambda: guard.norm_limit(loss))     # above the limit the weights stay as they are
     match guard.judge(data_step, loss, norm): ...
 """
 

@@ -15,7 +15,7 @@ from train.evaluate import evaluate
 from train.exit_codes import FINISHED, STOPPED
 from train.flops import flops_per_token
 from train.metrics import peak_memory_gib
-from train.run import Run, total
+from train.run import Losses, Run, total
 from train.schedule import learning_rate
 
 log = logging.getLogger(__name__)
@@ -57,12 +57,12 @@ def train(run: Run) -> int:
             loss_fn,
             scale=runtime.data_parallel_size / sum(targets_S),
         )
-        losses_S = total(loss_S.double().cpu(), runtime)
-        loss = sum(losses_S) / sum(targets_S)
         run.enter("update", place.step)
         forward = "forward"
-        grad_norm = engine.step(lr, recipe.optim.max_grad_norm, skip_above=guard.norm_limit(loss))
-        verdict, why = guard.judge(place.data_step, loss, grad_norm)
+        losses = Losses(loss_S, targets_S, runtime)
+        # The one wait for the device: the losses, when the norm is on its way too.
+        grad_norm = engine.step(lr, recipe.optim.max_grad_norm, lambda losses=losses: guard.norm_limit(losses.mean))
+        verdict, why = guard.judge(place.data_step, losses.mean, grad_norm)
         if verdict == "skip":
             place = run.pass_over(place, why)
             continue
@@ -81,7 +81,7 @@ def train(run: Run) -> int:
         run.metrics.write(
             place.step,
             {
-                "loss": loss,
+                "loss": losses.mean,
                 "lr": lr,
                 "grad_norm": grad_norm,
                 "tokens": place.tokens,
@@ -90,7 +90,7 @@ def train(run: Run) -> int:
                 "model_flops_per_second": flops,
                 "share_of_peak": flops / run.peak_flops,
                 "memory_gib": peak_memory_gib(runtime.device),
-                **run.loss_of_each_source(losses_S, targets_S),
+                **run.loss_of_each_source(losses),
                 "seconds": spent,
                 "attempt": run.attempt,
             },

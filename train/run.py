@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import xxhash
 from torch import Tensor
@@ -154,17 +155,35 @@ class Run:
         """How fast this rank is at the moment, for the search for slow ones."""
         self.watchdog.note(spent.get("step", 0.0), spent.get("data_wait", 0.0), self.probe.seconds())
 
-    def loss_of_each_source(self, losses_S: list[float], targets_S: list[float]) -> dict[str, float]:
+    def loss_of_each_source(self, losses: "Losses") -> dict[str, float]:
         """Mean loss by source, where there are several."""
-        if len(losses_S) == 1:
+        if len(losses.targets_S) == 1:
             return {}
-        named = zip(self.stream.source_names, losses_S, targets_S, strict=True)
+        named = zip(self.stream.source_names, losses.by_source, losses.targets_S, strict=True)
         return {f"loss/{name}": loss / targets for name, loss, targets in named if targets}
 
 
+class Losses:
+    """A step's summed losses and targets by source. The losses are still being computed: who asks first waits for the
+    device, and for the other ranks. Collective."""
+
+    def __init__(self, loss_S: Tensor, targets_S: list[float], runtime: Runtime) -> None:
+        self.targets_S = targets_S
+        self._loss_S, self._runtime = loss_S, runtime
+
+    @cached_property
+    def by_source(self) -> list[float]:
+        return total(self._loss_S, self._runtime)
+
+    @property
+    def mean(self) -> float:
+        return sum(self.by_source) / sum(self.targets_S)
+
+
 def total(values: Tensor, runtime: Runtime) -> list[float]:
-    """Sum over data-parallel ranks of values on the host. Collective."""
-    return (sum_over_ranks(values) / runtime.layout.tensor).tolist()  # tensor-parallel peers bring the same values
+    """Sum over data-parallel ranks, on the host. Collective."""
+    summed = sum_over_ranks(values.double().cpu())
+    return (summed / runtime.layout.tensor).tolist()  # tensor-parallel peers bring the same values
 
 
 def settle(recipe: Recipe, runtime: Runtime, record: EventLog, step: int) -> None:

@@ -80,9 +80,9 @@ def skip_in_one(settings: dict[str, Any]) -> dict[str, Any]:
     engine.forward_backward(batches, LOSS, too_much if runtime.data_parallel_rank == 0 else 1.0)
     result["norm of a bad step"] = engine.step(LR, 1.0)
     result["bad step moved"] = not _equal(before, _snapshot(engine))
-    result["norm of a steep step"] = one_step(engine, runtime, 1, skip_above=1e-3)[1]
+    result["norm of a steep step"] = one_step(engine, runtime, 1, norm_limit=lambda: 1e-3)[1]
     result["steep step moved"] = not _equal(before, _snapshot(engine))
-    result["norm of a good step"] = one_step(engine, runtime, 1, skip_above=1e3)[1]
+    result["norm of a good step"] = one_step(engine, runtime, 1, norm_limit=lambda: 1e3)[1]
     result["good step moved"] = not _equal(before, _snapshot(engine))
     engine.close()
     return result

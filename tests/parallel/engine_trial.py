@@ -5,6 +5,7 @@ T sequence, V vocabulary.
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from data_pipeline.batch import IGNORE, Batch
 from parallel.bootstrap import Runtime, choose_device, start
 from parallel.collectives import gather_objects, sum_over_ranks
 from parallel.config import ParallelConfig
-from parallel.engine import CheckpointTensor, Engine, Trainable, build_engine
+from parallel.engine import CheckpointTensor, Engine, Trainable, build_engine, no_limit
 from parallel.environ import read_world
 from parallel.fragments import FlatFragment
 from parallel.layout import resolve_layout
@@ -82,11 +83,13 @@ def micro_batches(step: int, runtime: Runtime, number: int = MICRO_BATCHES) -> t
     return parts, int((whole.labels_BT != IGNORE).sum())
 
 
-def one_step(engine: Engine, runtime: Runtime, step: int, **options: float) -> tuple[float, float]:
+def one_step(
+    engine: Engine, runtime: Runtime, step: int, norm_limit: Callable[[], float] = no_limit
+) -> tuple[float, float]:
     """Mean loss over all ranks, and the gradient norm."""
     batches, targets = micro_batches(step, runtime)
     loss_S = engine.forward_backward(batches, LOSS, runtime.data_parallel_size / targets)
-    norm = engine.step(LR * (step + 1) / 10, 1.0, **options)
+    norm = engine.step(LR * (step + 1) / 10, 1.0, norm_limit)
     return (sum_over_ranks(loss_S, runtime.data_parallel_group).sum() / targets).item(), norm
 
 

@@ -12,16 +12,16 @@ CPU = torch.device("cpu")
 
 def test_the_norm_is_over_all_elements() -> None:
     gradients = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
-    assert global_norm(gradients, CPU) == pytest.approx(5.0)
+    assert global_norm(gradients, CPU).item() == pytest.approx(5.0)
 
 
 def test_no_gradients_have_norm_zero() -> None:
-    assert global_norm([], CPU) == 0.0
+    assert global_norm([], CPU).item() == 0.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_one_bad_element_makes_the_norm_bad(bad: float) -> None:
-    assert not math.isfinite(global_norm([torch.ones(3), torch.tensor([bad])], CPU))
+    assert not math.isfinite(global_norm([torch.ones(3), torch.tensor([bad])], CPU).item())
 
 
 def test_the_factor_of_a_known_case() -> None:
