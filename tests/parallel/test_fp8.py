@@ -43,16 +43,15 @@ def test_recomputed_blocks_train_the_same_in_fp8() -> None:
         assert losses({"engine": "single", "activation_checkpointing": choice}, emulated(), steps=3) == kept
 
 
-def test_the_engines_train_the_same_in_fp8() -> None:
+def test_two_ranks_train_alike_in_fp8_and_close_to_one_process() -> None:
+    """Not the same as one: activations are scaled by the largest value of a rank's own rows. And a sum in another order
+    may round a value to its neighbour in fp8, which after a few steps shows."""
     alone = losses({"engine": "single"}, emulated())
-    wrapped = run_ranks(
-        "tests/parallel/fp8_trial.py",
-        "emulated_losses",
-        1,
-        {name: {"engine": name} for name in ("ddp", "fsdp2")},
-    )[0]
-    assert wrapped["ddp"] == pytest.approx(alone, rel=1e-5)
-    assert wrapped["fsdp2"] == pytest.approx(alone, rel=1e-5)
+    engines: dict[str, dict[str, object]] = {name: {"engine": name} for name in ("ddp", "fsdp2")}
+    both = run_ranks("tests/parallel/fp8_trial.py", "emulated_losses", 2, engines)[0]
+    assert both["fsdp2"][:3] == pytest.approx(both["ddp"][:3], rel=1e-5)
+    for engine in engines:
+        assert both[engine] == pytest.approx(alone, rel=1e-2)
 
 
 def test_a_rank_on_a_cpu_is_refused_at_its_start() -> None:
