@@ -23,7 +23,7 @@ from train.exit_codes import FAILED, STOPPED
 from train.run_folder import MAY_DIFFER
 from train.stop import StopRequest
 
-RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 """Enough to say who speaks in an error; `parallel.environ` reads the environment for good."""
 PEER_SECONDS = 2.0
 """How long a rank that fails lets those speak first that know why: rank 0, where all ranks meet the same mistake, or

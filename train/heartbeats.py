@@ -21,6 +21,8 @@ class Beat:
     step: int = 0
     count: int = 0
     """Phases entered so far: ranks at the same place have the same count."""
+    moved: int = 0
+    """Blocks of checkpoints read and written so far."""
     pulse: int = 0
     """Counts up with each message, whether or not the main thread gets on."""
     where: str = ""
@@ -60,7 +62,7 @@ class Watch:
                 continue
             if old is None or new.pulse != old.pulse:
                 self.silent[rank] = 0.0
-            if old is None or new.count != old.count:
+            if old is None or (new.count, new.moved) != (old.count, old.moved):
                 self.idle_seconds = 0.0
             self.beats[rank] = new
         self._count_slow_rounds()

@@ -144,6 +144,7 @@ def _build_run(
         layout={"engine": recipe.parallel.engine, **asdict(runtime.layout)},
         allow=allow,
         timeout_seconds=recipe.parallel.timeout_seconds,
+        alive=watchdog.alive,
     )
     loaded = resume(checkpoints, engine, stream, record)
     place = Place() if loaded is None else Place.of(loaded)

@@ -64,7 +64,7 @@ class Watchdog:
         # Rank 0 reads all messages; at thousands of ranks they come more rarely, so that it has time for its own work.
         self._pulse_seconds = min(max(2.0, world_size / 500), hang_seconds / 10)
         self._mine = Beat(rank, socket.gethostname(), os.getpid())
-        self._phase, self._step, self._count = "start", 0, 0
+        self._phase, self._step, self._count, self._moved = "start", 0, 0, 0
         self._pace: dict[str, float] = {}
         self._watch = Watch(world_size)
         self._store = _store()
@@ -81,6 +81,10 @@ class Watchdog:
         """The main thread enters a phase. `step`: optimizer steps done."""
         self._phase, self._step = phase, step
         self._count += 1
+
+    def alive(self) -> None:
+        """Still in the same phase, but getting on, as long reads and writes do. From any thread."""
+        self._moved += 1
 
     def note(self, step_seconds: float, data_seconds: float, probe_seconds: float) -> None:
         """How fast this rank is, told from time to time."""
@@ -115,6 +119,7 @@ class Watchdog:
             phase=self._phase,
             step=self._step,
             count=self._count,
+            moved=self._moved,
             pulse=self._mine.pulse + 1,
             where=_where(),
             **self._pace,
@@ -160,7 +165,7 @@ class Watchdog:
         ranks = []
         for rank, beat in sorted(self._watch.beats.items()):
             shown = asdict(beat) | {"silent_seconds": round(self._watch.silent[rank], 1)}
-            ranks.append({name: value for name, value in shown.items() if name not in ("count", "pulse")})
+            ranks.append({name: value for name, value in shown.items() if name not in ("count", "moved", "pulse")})
         status = {
             "time": round(time.time(), 3),
             "step": self._step,

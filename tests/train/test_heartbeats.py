@@ -30,6 +30,20 @@ def test_nobody_is_late_while_anybody_gets_on() -> None:
         assert watch.late(5.0) is None
 
 
+def test_a_rank_that_reads_or_writes_gets_on_but_is_no_further_than_the_others() -> None:
+    watch, seen = Watch(2), beats(r0=10, r1=10)
+    for moved in range(1, 50):
+        seen = again(seen, r1={"moved": moved, "where": "train.checkpoint.fill:20 read"}, r0={"where": TORCH})
+        watch.see(seen, 2.0)
+        assert watch.late(5.0) is None
+    for _ in range(4):
+        seen = again(seen)
+        watch.see(seen, 2.0)
+    late = watch.late(5.0)
+    assert late is not None
+    assert late.rank == 1
+
+
 def test_the_rank_that_entered_the_fewest_phases_is_late() -> None:
     watch, seen = Watch(3), beats(r0=11, r1=10, r2=11)
     for _ in range(4):

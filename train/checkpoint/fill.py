@@ -11,7 +11,7 @@ from train.checkpoint.storage import ShardReader
 
 def fill(folder: Folder, group: Group, manifest: Manifest, wanted: Wanted) -> Loaded:
     """Each rank reads its part. DCP's load plans need no word from other ranks; its failures do. Collective."""
-    reader = ShardReader(folder, manifest)
+    reader = ShardReader(folder, manifest, group.alive)
     random: list[bytes] = []
 
     def read() -> None:

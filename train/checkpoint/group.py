@@ -17,9 +17,11 @@ T = TypeVar("T")
 
 
 class Group:
-    """Collective to construct. Without torch.distributed it is a group of one."""
+    """Collective to construct. Without torch.distributed it is a group of one. `alive` is called as bytes come and go,
+    however long that takes in all."""
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, alive: Callable[[], None] = lambda: None) -> None:
+        self.alive = alive
         self._group: Any = None
         self.rank, self.size = 0, 1
         if dist.is_initialized() and dist.get_world_size() > 1:

@@ -58,7 +58,8 @@ class Saved:
 
 
 class CheckpointManager:
-    """Collective to construct. `identity` must match at load; `layout` says whether random states fit."""
+    """Collective to construct. `identity` must match at load; `layout` says whether random states fit; `alive` is
+    called by this rank as it reads and writes."""
 
     def __init__(
         self,
@@ -70,13 +71,14 @@ class CheckpointManager:
         layout: Mapping[str, Any] | None = None,
         allow: frozenset[str] = frozenset(),
         timeout_seconds: float = 600.0,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = open_root(folder)
         self._config = config
         self._identity = json.loads(json.dumps(identity))
         self._layout = json.loads(json.dumps(layout or {}))
         self._allow = allow
-        self._group = Group(timeout_seconds)
+        self._group = Group(timeout_seconds, alive)
         self._record = record if self._group.rank == 0 else _ignore
         self._tier = self._open_tier(Path(config.local_dir), str(folder)) if config.local_dir is not None else None
         self._saver: Saver | None = None

@@ -132,7 +132,7 @@ class Saver:
 
         try:
             place = self._group.on_rank0(begin)
-            writer = ShardWriter(root.attempt(place), commit)
+            writer = ShardWriter(root.attempt(place), commit, alive=self._group.alive)
             rank_states = self._group.gather(lambda: job.facts.rank_state)
             written = self._group.gather(lambda: job.write(writer, self._group.rank, root.prefix(place)))
             self._group.on_rank0(lambda: writer.finish(Metadata({}), written))

@@ -67,8 +67,11 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write_shard(folder: Folder, name: str, parts: Sequence[tuple[Piece, Tensor]]) -> tuple[ShardFile, list[Piece]]:
-    """Write the pieces with these values as one safetensors file; returns where they lie and their checksums."""
+def write_shard(
+    folder: Folder, name: str, parts: Sequence[tuple[Piece, Tensor]], alive: Callable[[], None] = lambda: None
+) -> tuple[ShardFile, list[Piece]]:
+    """Write the pieces with these values as one safetensors file; returns where they lie and their checksums. `alive`
+    is called between blocks."""
     header = shard_header([piece for piece, _ in parts])
     placed: list[Piece] = []
 
@@ -83,6 +86,7 @@ def write_shard(folder: Folder, name: str, parts: Sequence[tuple[Piece, Tensor]]
                 block = data[at : at + BLOCK_BYTES]
                 checksums.append(checksum(block))
                 yield block
+                alive()
             placed.append(replace(piece, file=name, start=start, checksums=tuple(checksums)))
             start += len(data)
 
@@ -95,9 +99,13 @@ class ShardWriter(StorageWriter):
     """DCP writes one checkpoint through this; rank 0 calls `commit(files, pieces)` when every shard is durable."""
 
     def __init__(
-        self, folder: Folder, commit: Callable[[list[ShardFile], list[Piece]], None], prefix: str = ""
+        self,
+        folder: Folder,
+        commit: Callable[[list[ShardFile], list[Piece]], None],
+        prefix: str = "",
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
-        self.folder, self.commit, self.prefix = folder, commit, prefix
+        self.folder, self.commit, self.prefix, self.alive = folder, commit, prefix, alive
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         pass
@@ -125,7 +133,7 @@ class ShardWriter(StorageWriter):
                 value = planner.resolve_data(item)
                 assert isinstance(value, Tensor), item
                 parts.append((piece, value))
-        file, pieces = write_shard(self.folder, plan.storage_data, parts)
+        file, pieces = write_shard(self.folder, plan.storage_data, parts, self.alive)
         results = [WriteResult(MetadataIndex(piece.tensor, piece.offsets), piece.bytes, piece) for piece in pieces]
         results.append(WriteResult(MetadataIndex(""), file.bytes, file))
         return _done(results)
@@ -139,8 +147,8 @@ class ShardWriter(StorageWriter):
 class ShardReader(StorageReader):
     """DCP reads one checkpoint through this. `bytes_read` counts what came from the files."""
 
-    def __init__(self, folder: Folder, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
+    def __init__(self, folder: Folder, manifest: Manifest, alive: Callable[[], None] = lambda: None) -> None:
+        self.folder, self.manifest, self.alive = folder, manifest, alive
         self.bytes_read = 0
         self._pieces = {(p.tensor, p.offsets): p for pieces in manifest.pieces.values() for p in pieces}
         self._unchecked = {file.name: file for file in manifest.files}
@@ -205,6 +213,7 @@ class ShardReader(StorageReader):
     def count(self, size: int) -> None:
         with self._lock:
             self.bytes_read += size
+        self.alive()
 
     def _check_header(self, name: str) -> None:
         """Once per file: its size and the checksum of its header."""

@@ -9,6 +9,7 @@ import torch
 
 from parallel.engine import CheckpointTensor
 from parallel.fragments import FlatFragment
+from train.checkpoint.format import BLOCK_BYTES
 from train.checkpoint.manager import CheckpointManager, Progress, SavingFailedError
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
@@ -76,6 +77,19 @@ def test_what_is_saved_comes_back_bit_for_bit(manager: CheckpointManager) -> Non
     assert loaded.progress == Progress(7, 700)
     assert loaded.rank_states == [{"read": 7}]
     assert_same(state, saved)
+
+
+def test_it_tells_with_every_block_that_it_gets_on(tmp_path: Path) -> None:
+    told: list[None] = []
+    manager = CheckpointManager(tmp_path, CheckpointConfig(), IDENTITY, Events(), alive=lambda: told.append(None))
+    state: dict[str, CheckpointTensor] = {"model.weight": torch.ones(3 * BLOCK_BYTES // 4)}
+    manager.save(Progress(1, 1), state, {})
+    manager.wait()
+    written = len(told)
+    assert written >= 3
+    assert manager.load_newest(state) is not None
+    assert len(told) > written
+    manager.close()
 
 
 def test_without_any_checkpoint_nothing_is_loaded(manager: CheckpointManager) -> None:
