@@ -29,6 +29,9 @@ CHUNK_BYTES = 2**24
 CHUNK_TOKENS = 384
 """At least so many in a chunk: each adds its part to the whole gradient of the weight, which is V D numbers."""
 
+SCALED_ROWS = 4096
+"""Of a gradient, at once."""
+
 LossByRow = Callable[[Tensor, Tensor], Tensor]
 """Of (logits_BTV, labels_BT): the summed loss of each sequence in nats, shape (B,), fp32."""
 
@@ -61,12 +64,15 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_B,) = grad_outputs
-        dx_BTD, dw_VD = ctx.saved_tensors
+        gradients = ctx.saved_tensors
         alike_B = (grad_B == grad_B[0]) | grad_B.isnan()
         torch._assert_async(alike_B.all(), "the fused loss needs one gradient for all rows")
-        # The factor stays fp32: rounded to bf16 it would make all gradients up to 0.2 % too large or too small.
-        dx_BTD, dw_VD = ((gradient.float() * grad_B[0]).to(gradient.dtype) for gradient in (dx_BTD, dw_VD))
-        return dx_BTD, dw_VD, None, None
+        # The factor stays fp32: rounded to bf16 it would make all gradients up to 0.2 % too large or too small. In
+        # place and by rows, for the weight's is as large as the embedding, and nobody else has it.
+        for gradient in gradients:
+            for rows in gradient.split(SCALED_ROWS):
+                rows.copy_(rows.float() * grad_B[0])
+        return *gradients, None, None
 
 
 def _chunk_by_chunk(x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, with_gradients: bool) -> Gradients:
@@ -76,18 +82,25 @@ def _chunk_by_chunk(x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, with_grad
     size = max(CHUNK_TOKENS, CHUNK_BYTES // (4 * len(weight_VD)))
     for start in range(0, len(x_ND), size):
         chunk = slice(start, start + size)
-        labels_C1 = labels_N[chunk, None]
-        counts_C1 = labels_C1 != IGNORE
-        targets_C1 = labels_C1.where(counts_C1, 0)
-        log_p_CV = F.log_softmax(x_ND[chunk] @ weight_VD.T, dim=-1, dtype=torch.float32)
-        loss_N[chunk] = -(log_p_CV.gather(1, targets_C1) * counts_C1)[:, 0]
+        loss_N[chunk], d_CV = _through_logits(x_ND[chunk], weight_VD, labels_N[chunk, None], with_gradients)
         if dx_ND is not None and dw_VD is not None:
-            d_CV = log_p_CV.exp_()
-            d_CV.scatter_add_(1, targets_C1, torch.full_like(targets_C1, -1.0, dtype=torch.float32)).mul_(counts_C1)
-            narrow_CV = d_CV.to(x_ND.dtype)
-            torch.mm(narrow_CV, weight_VD, out=dx_ND[chunk])
-            dw_VD += narrow_CV.T @ x_ND[chunk]
+            torch.mm(d_CV, weight_VD, out=dx_ND[chunk])
+            dw_VD += d_CV.T @ x_ND[chunk]
     return loss_N, dx_ND, dw_VD.to(weight_VD.dtype) if dw_VD is not None else None
+
+
+def _through_logits(x_CD: Tensor, weight_VD: Tensor, labels_C1: Tensor, with_gradients: bool) -> tuple[Tensor, Tensor]:
+    """A chunk's losses, shape (C,), and the gradient by its logits in the input's precision, empty if not wanted.
+    What is fp32 and as large as the logits ends here, before the products."""
+    counts_C1 = labels_C1 != IGNORE
+    targets_C1 = labels_C1.where(counts_C1, 0)
+    log_p_CV = F.log_softmax(x_CD @ weight_VD.T, dim=-1, dtype=torch.float32)
+    loss_C = -(log_p_CV.gather(1, targets_C1) * counts_C1)[:, 0]
+    if not with_gradients:
+        return loss_C, x_CD.new_empty(0)
+    d_CV = log_p_CV.exp_()
+    d_CV.scatter_add_(1, targets_C1, torch.full_like(targets_C1, -1.0, dtype=torch.float32)).mul_(counts_C1)
+    return loss_C, d_CV.to(x_CD.dtype)
 
 
 @functools.cache
