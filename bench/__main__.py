@@ -55,7 +55,8 @@ def put(page: str, name: str, text: str) -> str:
 
 def run(command: list[str]) -> str:
     """What it prints. A failure ends everything: half a table is none."""
-    environment = os.environ | {"PYTHONPATH": "."}
+    # Unbuffered, for some programs print by several processes.
+    environment = os.environ | {"PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"}
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
