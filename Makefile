@@ -53,4 +53,5 @@ $(PEERS)/.installed: .ci/constraints.txt
 	$(PEERS)/bin/python $(PIP) --constraint .ci/constraints.txt --no-build-isolation deepspeed pydantic xxhash zstandard \
 	  sentencepiece tiktoken tokenizers psutil pyyaml fsspec aiohttp
 	$(PEERS)/bin/python $(PIP) torch==2.13.0 litgpt transformers accelerate datasets litdata mosaicml-streaming
+	$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision  # built for torch with CUDA; what finds it imports it
 	touch $@

@@ -23,8 +23,10 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -110,7 +112,23 @@ def nanogpt(folder: Path) -> Batches:
         yield tokens, targets
 
 
+def stand_in_for_torchvision() -> None:
+    """For mosaicml-streaming, which imports it for pictures. The one from PyPI is built for torch with CUDA."""
+
+    def anything(name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return object
+
+    for name in ("", ".datasets", ".transforms", ".transforms.functional"):
+        module = ModuleType(f"torchvision{name}")
+        module.__getattr__ = anything
+        module.__spec__ = ModuleSpec(module.__name__, None)  # for who looks whether it is there
+        sys.modules[module.__name__] = module
+
+
 def mosaicml(folder: Path) -> Batches:
+    stand_in_for_torchvision()
     from streaming import MDSWriter, StreamingDataset  # pyright: ignore[reportMissingImports]
     from torch.utils.data import DataLoader
 
