@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-from parallel.moments import zero_moments
 from parallel.sharded import local_part
 
 
 class FusedAdamW(Optimizer):
+    """Engines make the moments before the first step."""
+
     def __init__(
         self,
         groups: Iterable[dict[str, Any]],
@@ -43,7 +43,7 @@ class FusedAdamW(Optimizer):
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
             return
-        states = [self.state[parameter] or self._begin(parameter) for parameter in parameters]
+        states = [self.state[parameter] for parameter in parameters]
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1)
         torch._fused_adamw_(
@@ -61,11 +61,6 @@ class FusedAdamW(Optimizer):
             amsgrad=False,
             maximize=False,
         )
-
-    def _begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        """For who steps before an engine has made the moments, as DeepSpeed does."""
-        self.state[parameter] = zero_moments(parameter)
-        return self.state[parameter]
 
 
 def _undecorated(method: Any) -> Any:

@@ -13,6 +13,7 @@ from tests.parallel.fp8_trial import emulated, losses
 from tests.parallel.ranks import run_ranks
 
 ALONE = World(0, 1, 0, 1, "", 0, "single")
+WRAPPED = {name: {"engine": name} for name in ("ddp", "fsdp2")}
 
 
 def test_only_the_linear_layers_of_blocks_are_converted() -> None:
@@ -43,14 +44,20 @@ def test_recomputed_blocks_train_the_same_in_fp8() -> None:
         assert losses({"engine": "single", "activation_checkpointing": choice}, emulated(), steps=3) == kept
 
 
+def test_the_engines_train_the_same_in_fp8() -> None:
+    alone = losses({"engine": "single"}, emulated())
+    wrapped = run_ranks("tests/parallel/fp8_trial.py", "emulated_losses", 1, WRAPPED)[0]
+    assert wrapped["ddp"] == pytest.approx(alone, rel=1e-5)
+    assert wrapped["fsdp2"] == pytest.approx(alone, rel=1e-5)
+
+
 def test_two_ranks_train_alike_in_fp8_and_close_to_one_process() -> None:
     """Not the same as one: activations are scaled by the largest value of a rank's own rows. And a sum in another order
     may round a value to its neighbour in fp8, which after a few steps shows."""
     alone = losses({"engine": "single"}, emulated())
-    engines: dict[str, dict[str, object]] = {name: {"engine": name} for name in ("ddp", "fsdp2")}
-    both = run_ranks("tests/parallel/fp8_trial.py", "emulated_losses", 2, engines)[0]
+    both = run_ranks("tests/parallel/fp8_trial.py", "emulated_losses", 2, WRAPPED)[0]
     assert both["fsdp2"][:3] == pytest.approx(both["ddp"][:3], rel=1e-5)
-    for engine in engines:
+    for engine in WRAPPED:
         assert both[engine] == pytest.approx(alone, rel=1e-2)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.heartbeats import SLOW_ROUNDS, Beat, Watch, slow_ranks
+from train.heartbeats import SLOW_ROUNDS, Beat, Late, Watch, slow_ranks
 
 TORCH = "torch.distributed.distributed_c10d:3000 all_reduce"
 
@@ -22,6 +22,16 @@ def again(seen: dict[int, Beat], **changes: Mapping[str, object]) -> dict[int, B
     }
 
 
+def late_at_last(watch: Watch, seen: dict[int, Beat], rounds: int = 5, **changes: Mapping[str, object]) -> Late:
+    """Who is late after so many rounds in which nobody gets on."""
+    for _ in range(rounds):
+        seen = again(seen, **changes)
+        watch.see(seen, 2.0)
+    late = watch.late(5.0)
+    assert late is not None
+    return late
+
+
 def test_nobody_is_late_while_anybody_gets_on() -> None:
     watch, seen = Watch(2), beats(r0=10, r1=10)
     for count in range(11, 60):
@@ -36,21 +46,12 @@ def test_a_rank_that_reads_or_writes_gets_on_but_is_no_further_than_the_others()
         seen = again(seen, r1={"moved": moved, "where": "train.checkpoint.fill:20 read"}, r0={"where": TORCH})
         watch.see(seen, 2.0)
         assert watch.late(5.0) is None
-    for _ in range(4):
-        seen = again(seen)
-        watch.see(seen, 2.0)
-    late = watch.late(5.0)
-    assert late is not None
-    assert late.rank == 1
+    assert late_at_last(watch, seen, rounds=4).rank == 1
 
 
 def test_the_rank_that_entered_the_fewest_phases_is_late() -> None:
     watch, seen = Watch(3), beats(r0=11, r1=10, r2=11)
-    for _ in range(4):
-        seen = again(seen, r1={"where": "data_pipeline.stream:50 read"})
-        watch.see(seen, 2.0)
-    late = watch.late(5.0)
-    assert late is not None
+    late = late_at_last(watch, seen, rounds=4, r1={"where": "data_pipeline.stream:50 read"})
     assert late.rank == 1
     assert late.why == (
         "no rank got on for 6 s, and rank 1 is the one that is late; phase forward, 7 steps done, "
@@ -62,21 +63,12 @@ def test_among_ranks_in_the_same_phase_the_one_that_does_not_wait_with_the_other
     for places, late_rank in (((TORCH, TORCH, "user:1 f"), 2), (("user:1 f", TORCH), 0), ((TORCH, "user:1 f"), 1)):
         watch = Watch(len(places))
         seen = {rank: Beat(rank, "node", 1, "forward", 7, 10, where=where) for rank, where in enumerate(places)}
-        for _ in range(5):
-            seen = again(seen)
-            watch.see(seen, 2.0)
-        late = watch.late(5.0)
-        assert late is not None
-        assert late.rank == late_rank
+        assert late_at_last(watch, seen).rank == late_rank
 
 
 def test_if_all_wait_at_the_same_place_no_rank_is_blamed() -> None:
     watch, seen = Watch(2), beats(r0=10, r1=10)
-    for _ in range(5):
-        seen = again(seen, r0={"where": TORCH}, r1={"where": TORCH})
-        watch.see(seen, 2.0)
-    late = watch.late(5.0)
-    assert late is not None
+    late = late_at_last(watch, seen, r0={"where": TORCH}, r1={"where": TORCH})
     assert late.rank is None
     assert f"all ranks wait at the same place: phase forward, 7 steps done, in {TORCH}" in late.why
 
@@ -95,11 +87,7 @@ def test_a_rank_that_is_silent_is_late_wherever_the_others_wait() -> None:
 
 def test_a_rank_that_never_spoke_is_late() -> None:
     watch, seen = Watch(2), beats(r0=1)
-    for _ in range(5):
-        seen = again(seen)
-        watch.see(seen, 2.0)
-    late = watch.late(5.0)
-    assert late is not None
+    late = late_at_last(watch, seen)
     assert late.rank == 1
     assert "it never said a word" in late.why
 
