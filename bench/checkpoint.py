@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from parallel.fragments import FlatFragment
-from train.checkpoint.manager import CheckpointManager, Progress
+from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.config import CheckpointConfig
 
 Times = dict[str, list[float]]
@@ -150,12 +150,12 @@ def time_ours(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor],
     """In the background (`saver`, whose memory is warm after its first save), in the foreground, and loading."""
     fresh(folder.with_name("background"))
     began = time.perf_counter()
-    saver.save(Progress(1, 1), state, {})
+    saver.save(SavedProgress(1, 1), state, {})
     times["Keepstep async: stall"].append(time.perf_counter() - began)
     saver.wait()
     times["Keepstep async: whole"].append(time.perf_counter() - began)
     sync = manager(fresh(folder), background=False)
-    times["Keepstep save"].append(timed(lambda: sync.save(Progress(1, 1), state, {})))
+    times["Keepstep save"].append(timed(lambda: sync.save(SavedProgress(1, 1), state, {})))
     forget(folder)
     times["Keepstep load"].append(timed(lambda: sync.load_newest(target)))
     sync.close()
@@ -215,7 +215,7 @@ def compare(folder: Path, megabytes: int, rounds: int) -> None:
     copy = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     engine = deepspeed_engine(SIZES["state"])
     saver = manager(fresh(folder / "background"), background=True)
-    saver.save(Progress(0, 0), state, {})
+    saver.save(SavedProgress(0, 0), state, {})
     saver.wait()
     times: Times = defaultdict(list)
     for _ in range(rounds):
@@ -284,7 +284,7 @@ def _resume_rank(run: Path, rank: int, megabytes: int, rounds: int) -> None:
             tensor.flatten()[rank * half : (rank + 1) * half].clone(), tuple(tensor.shape), rank * half
         )
     saver = manager(run / "checkpoints", background=False)
-    saver.save(Progress(1, 1), state, {})
+    saver.save(SavedProgress(1, 1), state, {})
     half = (run / "file").stat().st_size // 2
     read = ["dd", f"if={run / 'file'}", "of=/dev/null", "bs=4M", f"skip={rank * half}", f"count={half}"]
     read += ["iflag=skip_bytes,count_bytes", "status=none"]
@@ -312,7 +312,7 @@ def slow_down(folder: Path, megabytes: int, rounds: int) -> None:
     many small operations as of a loop that launches kernels, which needs Python's lock all the time."""
     state = make_state(megabytes)
     saver = manager(fresh(folder / "steps"), background=True)
-    saver.save(Progress(0, 0), state, {})
+    saver.save(SavedProgress(0, 0), state, {})
     saver.wait()
     large, small = torch.randn(512, 512), torch.zeros(1)
     steps = {
@@ -325,7 +325,7 @@ def slow_down(folder: Path, megabytes: int, rounds: int) -> None:
         alone, beside = [], []
         for number in range(rounds):
             alone += [timed(step) for _ in range(20)]
-            saver.save(Progress(number + 1, 0), state, {})
+            saver.save(SavedProgress(number + 1, 0), state, {})
             assert saver._saving is not None
             while not saver._saving[2].done():
                 beside.append(timed(step))

@@ -31,15 +31,15 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.build.packing import pack
+from data_pipeline.build.prepare import BuildOptions, build_dataset
 from data_pipeline.config import DataConfig
-from data_pipeline.manifest import Manifest, Shard, Split, write_manifest
-from data_pipeline.packing import pack
-from data_pipeline.prepare import BuildOptions, build_dataset
-from data_pipeline.records import ReadOptions
-from data_pipeline.sentencepiece_training import train_sentencepiece
-from data_pipeline.shards import PIECE, Block, ShardShape, write_shard
-from data_pipeline.stream import open_stream
-from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.shards.manifest import Manifest, Shard, Split, write_manifest
+from data_pipeline.shards.shard_file import PIECE, Block, ShardShape, write_shard
+from data_pipeline.sources.records import ReadOptions
+from data_pipeline.stream.stream import open_stream
+from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
+from data_pipeline.tokenizers.tokenizer import load_tokenizer
 
 ROW, BATCH, BLOCK_ROWS, VOCAB, END = 1024, 8, 128, 50_257, 0
 ROUNDS, BATCHES = 5, 2000
@@ -90,7 +90,7 @@ def write_keepstep(out: Path, flat: np.ndarray, lengths: np.ndarray, copies: int
     checksum = write_shard(path, shape, blocks())
     shards = (Shard("shards/train-00000.shard", rows, path.stat().st_size, checksum),) * copies
     train = Split(rows * copies, len(lengths), int(lengths.sum()), 0, 0, shards, (0,))
-    splits = {"train": train, "held_out": Split(0, 0, 0, 0, 0, (), ())}
+    splits = {"train": train, "validation": Split(0, 0, 0, 0, 0, (), ())}
     write_manifest(out, Manifest(ROW, BLOCK_ROWS, 2, "none", VOCAB, END, {}, splits))
 
 

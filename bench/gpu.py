@@ -14,17 +14,19 @@ import numpy as np
 import torch
 
 from bench.step import MODELS
-from data_pipeline.batch import Batch
+from data_pipeline.stream.batch import Batch
 from parallel.bootstrap import leave, start
+from parallel.build_engine import build_engine
 from parallel.collectives import gather_objects
 from parallel.config import ParallelConfig
-from parallel.engine import Engine, Trainable, build_engine
+from parallel.engine import Engine, Trainable
 from parallel.environ import read_world
-from train.config import ModelConfig, OptimConfig
 from train.device_batch import loss_by_source, to_device
-from train.flops import flops_per_token, measure_matmul_peak
-from train.model import GPT, initial_value
-from train.optim import build_optimizer
+from train.model.config import ModelConfig
+from train.model.flops import flops_per_token, measure_matmul_peak
+from train.model.gpt import GPT, initial_value
+from train.optim.config import OptimConfig
+from train.optim.groups import build_optimizer
 
 LLAMA_1B = {"vocab_size": 32_000, "seq_len": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "d_model": 2048}
 SHAPES: dict[str, dict[str, int]] = {**MODELS, "llama-1b": {**LLAMA_1B, "d_ff": 5632}}

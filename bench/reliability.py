@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from launch.trial import Trial
+from launch.proof.trial import Trial
 from train.config_file import load_recipe
-from train.events import read_jsonl
+from train.records.events import read_jsonl
 
 if TYPE_CHECKING:
     from parallel.bootstrap import Runtime
@@ -91,11 +91,11 @@ def watch(path: str, overrides: list[str], rank: int, ranks: int, port: int) -> 
     from parallel.bootstrap import start
     from parallel.collectives import gather_objects
     from parallel.environ import World
-    from train.clock import Clock
-    from train.corruption import check_copies, hashes
-    from train.faults import Faults
-    from train.guard import Guard
-    from train.watchdog import Probe, Watchdog
+    from train.health.guard import Guard
+    from train.health.injected_faults import Faults
+    from train.health.replicas import check_replicas, hashes
+    from train.health.watchdog import Probe, Watchdog
+    from train.records.clock import Clock
 
     recipe = load_recipe(path, [*overrides, "parallel.engine=ddp"])
     runtime = start(recipe.parallel, World(rank, ranks, rank, ranks, "127.0.0.1", port, "env"))
@@ -121,7 +121,7 @@ def watch(path: str, overrides: list[str], rank: int, ranks: int, port: int) -> 
 
     every, log_every = recipe.guard.compare_replicas_every, recipe.train.log_every
     whole = seconds(step, 5)
-    compared = seconds(lambda: check_copies(gather_objects(hashes(engine.copies()))), 20)
+    compared = seconds(lambda: check_replicas(gather_objects(hashes(engine.replicated_tensors()))), 20)
     costs = {
         "clocks, heartbeat and faults, 4 phases": 4 * seconds(enter, 1000),
         "guard": seconds(judge, 1000),
@@ -140,9 +140,10 @@ def a_step(recipe: Recipe, runtime: Runtime) -> tuple[Engine, Callable[[], None]
     """The recipe's model and a function that trains it by one step on random tokens."""
     import torch
 
-    from parallel.engine import Trainable, build_engine
-    from train.model import GPT, initial_value
-    from train.optim import build_optimizer
+    from parallel.build_engine import build_engine
+    from parallel.engine import Trainable
+    from train.model.gpt import GPT, initial_value
+    from train.optim.groups import build_optimizer
 
     trainable = Trainable(
         build=partial(GPT, recipe.model),

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from bench.contender import Contender
-from train.config import ModelConfig
-from train.flops import flops_per_token, measure_matmul_peak
+from train.model.config import ModelConfig
+from train.model.flops import flops_per_token, measure_matmul_peak
 
 MODELS = {
     "14M": {"vocab_size": 8192, "seq_len": 512, "n_layers": 6, "n_heads": 6, "d_model": 384, "d_ff": 1024},

@@ -10,20 +10,23 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-    "demo": ("launch.demo", "the whole system on this machine in minutes: train, kill, resume, compare, export"),
-    "run": ("launch.local", "train a recipe on this machine"),
-    "schema": ("launch.schema", "print the JSON schema of recipes"),
-    "data": ("launch.data", "build, show, audit and trace data sets"),
-    "checkpoint": ("launch.checkpoint", "list, verify, compare, copy and import checkpoints"),
-    "export": ("launch.export", "write a checkpoint as a Hugging Face folder"),
-    "generate": ("launch.generate", "continue a prompt"),
-    "submit": ("launch.slurm", "submit a recipe to Slurm"),
-    "status": ("launch.status", "show where a run stands"),
-    "stop": ("launch.stop", "ask a run to save and end"),
-    "prove": ("launch.prove", "train, kill, resume and compare; a report of what held"),
-    "report": ("launch.report", "show what every second of a run was spent on"),
-    "kubernetes": ("launch.kubernetes", "print the manifest that trains a recipe on Kubernetes"),
-    "doctor": ("launch.doctor", "check this machine or an allocation"),
+    "demo": (
+        "launch.commands.demo",
+        "the whole system on this machine in minutes: train, kill, resume, compare, export",
+    ),
+    "run": ("launch.supervise.local", "train a recipe on this machine"),
+    "schema": ("launch.commands.schema", "print the JSON schema of recipes"),
+    "data": ("launch.commands.data", "build, show, audit and trace data sets"),
+    "checkpoint": ("launch.commands.checkpoint", "list, verify, compare, copy and import checkpoints"),
+    "export": ("launch.commands.export", "write a checkpoint as a Hugging Face folder"),
+    "generate": ("launch.commands.generate", "continue a prompt"),
+    "submit": ("launch.clusters.slurm", "submit a recipe to Slurm"),
+    "status": ("launch.commands.status", "show where a run stands"),
+    "stop": ("launch.commands.stop", "ask a run to save and end"),
+    "prove": ("launch.commands.prove", "train, kill, resume and compare; a report of what held"),
+    "report": ("launch.commands.report", "show what every second of a run was spent on"),
+    "kubernetes": ("launch.clusters.kubernetes", "print the manifest that trains a recipe on Kubernetes"),
+    "doctor": ("launch.commands.doctor", "check this machine or an allocation"),
 }
 
 

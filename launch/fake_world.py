@@ -12,7 +12,7 @@ from train.errors import ConfigError
 from train.exit_codes import FINISHED
 
 if TYPE_CHECKING:
-    from parallel.fake_world import RankDescription
+    from parallel.analysis.fake_world import RankDescription
 
 
 def run_fake_world(recipe_path: str | Path, overrides: Sequence[str], world_size: int, rank: int) -> int:
@@ -27,12 +27,12 @@ def run_fake_world(recipe_path: str | Path, overrides: Sequence[str], world_size
 def describe(recipe: Recipe, world_size: int, rank: int) -> "RankDescription":
     import torch
 
+    from parallel.analysis.fake_world import describe_rank
     from parallel.bootstrap import Runtime
     from parallel.engine import Trainable
-    from parallel.fake_world import describe_rank
     from train.device_batch import DeviceBatch, loss_by_source
-    from train.model import GPT, initial_value
-    from train.optim import build_optimizer
+    from train.model.gpt import GPT, initial_value
+    from train.optim.groups import build_optimizer
 
     def micro_batches(runtime: Runtime) -> list[DeviceBatch]:
         try:

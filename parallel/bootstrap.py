@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parallel.addresses import address_of, is_loopback, reached_at
 from parallel.config import ParallelConfig
+from parallel.engines.fp8 import require_fp8
 from parallel.environ import World
 from parallel.errors import LaunchError
-from parallel.fp8 import require_fp8
 from parallel.host_memory import keep_freed_memory
 from parallel.layout import Layout, resolve_layout
 from parallel.mesh import build_mesh, data_parallel_group

@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine, and the one place where an engine is chosen.
+"""The interface between the training loop and an engine.
 
 An engine decides where parameters, gradients and optimizer state live and what moves between ranks. The loop decides
 everything else: accumulation, learning rate, clipping bound, when to save.
@@ -6,16 +6,12 @@ everything else: accumulation, learning rate, clipping bound, when to save.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Size, Tensor, nn
 from torch.optim import Optimizer
 
-from parallel.bootstrap import Runtime
-from parallel.config import ParallelConfig
-from parallel.fp8 import build_in_fp8
 from parallel.fragments import FlatFragment
 
 
@@ -70,11 +66,11 @@ class Engine(Protocol):
         Moments exist from the start (zeros). `step` is a zero-dimensional fp32 tensor."""
         ...
 
-    def loaded(self) -> None:
+    def refresh_working_weights(self) -> None:
         """Refresh working copies after the tensors of `state()` were filled in place. Collective."""
         ...
 
-    def copies(self) -> dict[str, Tensor]:
+    def replicated_tensors(self) -> dict[str, Tensor]:
         """What other ranks may hold copies of: a plain tensor is the same on all ranks, a DTensor's part on those that
         differ only along axes over which it is replicated."""
         ...
@@ -82,26 +78,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release what the engine holds. Not collective."""
         ...
-
-
-def build_engine(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> Engine:
-    """The engine that the recipe names, with initial weights. Collective. Raises LaunchError."""
-    if config.precision == "fp8":
-        trainable = replace(trainable, build=partial(build_in_fp8, trainable.build))
-    match config.engine:
-        case "single":
-            from parallel.single import build_single
-
-            return build_single(config, runtime, trainable)
-        case "ddp":
-            from parallel.ddp import build_ddp
-
-            return build_ddp(config, runtime, trainable)
-        case "fsdp2":
-            from parallel.fsdp2 import build_fsdp2
-
-            return build_fsdp2(config, runtime, trainable)
-        case "zero1" | "zero2" | "zero3":
-            from parallel.zero import build_zero
-
-            return build_zero(config, runtime, trainable)

@@ -88,7 +88,7 @@ def test_losses_and_norms_agree_with_one_process(alone: Any, together: Any, worl
     result = together[world_size][name]
     assert relative(result["losses"], alone["losses"]) < FP32_TOLERANCE
     assert relative(result["norms"], alone["norms"]) < FP32_TOLERANCE
-    assert relative(result["held_out"].tolist(), alone["held_out"].tolist()) < FP32_TOLERANCE
+    assert relative(result["validation"].tolist(), alone["validation"].tolist()) < FP32_TOLERANCE
 
 
 @pytest.mark.parametrize(("world_size", "name"), CASES)

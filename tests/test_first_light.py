@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from train.events import read_jsonl
 from train.exit_codes import FAILED_FOR_GOOD, FINISHED, STOPPED
+from train.records.events import read_jsonl
 
 ROOT = Path(__file__).parents[1]
 STEPS = 12
@@ -154,7 +154,7 @@ def test_the_export_equals_the_model_and_a_prompt_is_continued(root: Path, unint
     out = root / "exported"
     code, output = keepstep("export", str(uninterrupted.folder), "--out", str(out), "--check")
     assert code == 0, output
-    assert "the same ids on 4 of 4 held-out texts" in output
+    assert "the same ids on 4 of 4 validation texts" in output
     code, output = keepstep("generate", str(uninterrupted.folder), "--prompt", "def ", "--tokens", "8")
     assert code == 0
     assert output.startswith("def ")

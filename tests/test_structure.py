@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,64 @@ def test_the_command_line_answers_without_torch(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0
     assert done.stdout
+
+
+def imports_by_module() -> dict[str, set[str]]:
+    """Modules of this repository that each module imports, in functions too, but not for types alone."""
+    files = {module_name(file): file for package in FORBIDDEN for file in (ROOT / package).rglob("*.py")}
+    return {name: {found for found in imported_names(file) if found in files} for name, file in files.items()}
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_names(file: Path) -> set[str]:
+    """Each import as written, and with each name that it takes: `from a import b` gives `a` and `a.b`."""
+    names: set[str] = set()
+    nodes = [ast.parse(file.read_text())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+        nodes += list(ast.iter_child_nodes(node))  # pyright: ignore[reportArgumentType]
+    return names
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    left = imports_by_module()
+    while outside := [name for name, needed in left.items() if not needed & left.keys() or not imported_in(left, name)]:
+        for name in outside:
+            del left[name]
+    assert not left, f"these files import each other in a circle: {sorted(left)}"
+
+
+def imported_in(modules: dict[str, set[str]], name: str) -> bool:
+    return any(name in needed for needed in modules.values())
+
+
+def test_a_folder_has_few_files_on_one_level() -> None:
+    for package in FORBIDDEN:
+        for folder in (ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())):
+            files = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
+            assert len(files) <= 16, f"{folder} has {len(files)} files; give it rooms with names"
+
+
+def test_every_package_is_listed_for_the_install() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    present = {module_name(file) for package in FORBIDDEN for file in (ROOT / package).rglob("__init__.py")}
+    assert listed == present | {"slurm", "recipes"}
+
+
+def test_tests_mirror_the_packages() -> None:
+    for package in FORBIDDEN:
+        for test in (ROOT / "tests" / package).rglob("test_*.py"):
+            folder = ROOT / test.parent.relative_to(ROOT / "tests")
+            assert folder.is_dir(), f"{test} tests nothing in {folder}"
 
 
 def test_no_file_has_a_name_that_says_nothing() -> None:

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import train.clock  # noqa: F401 - the seconds of this process count from here, before torch is imported
-from train import garbage
+import train.records.clock  # noqa: F401 - the seconds of this process count from here, before torch is imported
 from train.errors import USER_ERRORS, StoppedError
 from train.exit_codes import FAILED, STOPPED
+from train.health import garbage
+from train.health.stop import StopRequest
 from train.run_folder import MAY_DIFFER
-from train.stop import StopRequest
 
 RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 """Enough to say who speaks in an error; `parallel.environ` reads the environment for good."""
@@ -101,7 +101,7 @@ def set_up_logging(rank: int) -> None:
 
 
 def _only_lost_a_peer(error: Exception) -> bool:
-    from train.watchdog import lost_peer
+    from train.health.watchdog import lost_peer
 
     return lost_peer(error)
 

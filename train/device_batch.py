@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data_pipeline.batch import IGNORE, Batch
+from data_pipeline.stream.batch import IGNORE, Batch
 from parallel.engine import LossFn
 
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """The tensors of `data_pipeline.batch.Batch`. B sequences, T tokens."""
+    """The tensors of `data_pipeline.stream.batch.Batch`. B sequences, T tokens."""
 
     tokens_BT: Tensor
     labels_BT: Tensor
@@ -68,7 +68,7 @@ def loss_by_source(n_sources: int) -> LossFn:
     return loss_fn
 
 
-def labels_by_source(batches: list[Batch], n_sources: int) -> Tensor:
+def count_targets_by_source(batches: list[Batch], n_sources: int) -> Tensor:
     """Targets (labels that are not IGNORE) of this rank's micro batches by source, shape (S,), float64, on the host."""
     counts_S = torch.zeros(n_sources, dtype=torch.float64)
     for batch in batches:

@@ -9,26 +9,26 @@ from functools import cached_property
 import xxhash
 from torch import Tensor
 
-from data_pipeline.batch import Batch
-from data_pipeline.stream import Stream
+from data_pipeline.stream.batch import Batch
+from data_pipeline.stream.stream import Stream
 from parallel.bootstrap import Runtime
 from parallel.collectives import gather_objects, sum_over_ranks
 from parallel.engine import Engine
-from train.checkpoint.manager import CheckpointManager, Progress, SavingFailedError
-from train.clock import Clock
-from train.compiling import Compiling
+from train.checkpoint.manager import CheckpointManager, SavedProgress, SavingFailedError
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
-from train.corruption import check_copies, hashes
-from train.events import EventLog, read_jsonl
-from train.faults import Faults
-from train.goodput import unsettled
-from train.guard import Guard
-from train.metrics import Metrics
-from train.place import Place
+from train.health.guard import Guard
+from train.health.injected_faults import Faults
+from train.health.replicas import check_replicas, hashes
+from train.health.stop import StopRequest
+from train.health.watchdog import Probe, Watchdog
+from train.records.clock import Clock
+from train.records.compilation import Compiling
+from train.records.events import EventLog, read_jsonl
+from train.records.goodput import unsettled
+from train.records.metrics import Metrics
+from train.records.progress import Progress
 from train.run_folder import RunFolder
-from train.stop import StopRequest
-from train.watchdog import Probe, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Run:
     probe: Probe
     guard: Guard
     compiling: Compiling
-    place: Place
+    progress: Progress
     """Where the run stands as it starts."""
     peak_flops: float
     """FLOP per second of a large matrix product on all ranks together."""
@@ -69,7 +69,7 @@ class Run:
             self.compiling.begin()
 
     def open_batches(self, data_step: int) -> Iterator[list[Batch]]:
-        """This rank's micro batches, a list a step, from a place in the data on."""
+        """This rank's micro batches, a list a step, from a progress in the data on."""
         train = self.recipe.train
         return self.stream.steps(
             first_step=data_step,
@@ -79,79 +79,79 @@ class Run:
             world_size=self.runtime.data_parallel_size,
         )
 
-    def share_quarantine(self, place: Place) -> Iterator[list[Batch]]:
+    def share_quarantine(self, progress: Progress) -> Iterator[list[Batch]]:
         """All ranks replace the blocks that any of them cannot read, from this batch on. Collective."""
-        self.stream.restore(gather_objects(self.stream.state(place.data_step)))
-        self.record("blocks_quarantined", data_step=place.data_step)
-        return self.open_batches(place.data_step)
+        self.stream.restore(gather_objects(self.stream.state(progress.data_step)))
+        self.record("blocks_quarantined", data_step=progress.data_step)
+        return self.open_batches(progress.data_step)
 
-    def save(self, place: Place, local: bool = False) -> None:
+    def save(self, progress: Progress, local: bool = False) -> None:
         """Behind the steps, to the shared tier or the local one. Collective. CorruptionError if copies differ of what
         would be saved: what is loaded later is alike everywhere, and nobody could tell any more."""
-        self.enter("save", place.step)
+        self.enter("save", progress.step)
         if self.recipe.guard.compare_replicas_every:
-            self.compare_copies()
+            self.compare_replicas()
         nameless = self.recipe.model_copy(update={"name": "", "runs_dir": ""})
         recipe = xxhash.xxh3_64_hexdigest(recipe_as_yaml(nameless).encode())
-        progress = place.as_progress(guard=self.guard.state(), recipe_xxh3=recipe)
-        self.checkpoints.save(progress, self.engine.state(), self.stream.state(place.data_step), local=local)
-        self.book(place)
+        saved = progress.as_saved(guard=self.guard.state(), recipe_xxh3=recipe)
+        self.checkpoints.save(saved, self.engine.state(), self.stream.state(progress.data_step), local=local)
+        self.book(progress)
 
-    def book(self, place: Place) -> None:
+    def book(self, progress: Progress) -> None:
         """The seconds by kind since the entry before, into events.jsonl."""
-        self.record("booked", step=place.step, seconds=self.ledger.take())
+        self.record("booked", step=progress.step, seconds=self.ledger.take())
 
-    def be_saved(self, place: Place) -> None:
-        """Return only when there is a complete checkpoint of this place. Collective. SavingFailedError."""
-        self.enter("save", place.step)
+    def ensure_saved(self, progress: Progress) -> None:
+        """Return only when there is a complete checkpoint of this progress. Collective. SavingFailedError."""
+        self.enter("save", progress.step)
         self.checkpoints.wait()
-        if self.checkpoints.saved_step != place.step:
-            self.save(place)
+        if self.checkpoints.saved_step != progress.step:
+            self.save(progress)
             self.checkpoints.wait()
-        if self.checkpoints.saved_step != place.step:
+        if self.checkpoints.saved_step != progress.step:
             raise SavingFailedError(
-                f"the last checkpoint (step {place.step}) could not be saved; mend what events.jsonl names, and the "
+                f"the last checkpoint (step {progress.step}) could not be saved; mend what events.jsonl names, and the "
                 "same command goes on from the one before"
             )
 
-    def pass_over(self, place: Place, why: str) -> Place:
-        """The next batch moves nothing; the place after it."""
-        log.warning("the batch after step %d (data step %d) is skipped: %s", place.step, place.data_step, why)
-        self.record("skipped", step=place.step, why=why, **self._samples(place))
-        return place.after_skip()
+    def skip_batch(self, progress: Progress, why: str) -> Progress:
+        """The next batch moves nothing; the progress after it."""
+        log.warning("the batch after step %d (data step %d) is skipped: %s", progress.step, progress.data_step, why)
+        self.record("skipped", step=progress.step, why=why, **self._samples(progress))
+        return progress.after_skip()
 
-    def report_spike(self, place: Place, why: str) -> None:
-        log.warning("spike after step %d (data step %d): %s", place.step, place.data_step, why)
-        self.record("spike", step=place.step, why=why, **self._samples(place))
+    def report_spike(self, progress: Progress, why: str) -> None:
+        log.warning("spike after step %d (data step %d): %s", progress.step, progress.data_step, why)
+        self.record("spike", step=progress.step, why=why, **self._samples(progress))
 
-    def roll_back(self, place: Place, why: str) -> Place:
-        """The place of the newest good checkpoint, from which the present batch will be stepped over. Collective."""
-        log.warning("rolling back from step %d (data step %d): %s", place.step, place.data_step, why)
-        self.record("rolled_back", step=place.step, why=why, **self._samples(place))
+    def roll_back(self, progress: Progress, why: str) -> Progress:
+        """The progress of the newest good checkpoint, from which the present batch will be stepped over. Collective."""
+        log.warning("rolling back from step %d (data step %d): %s", progress.step, progress.data_step, why)
+        self.record("rolled_back", step=progress.step, why=why, **self._samples(progress))
         loaded = resume(self.checkpoints, self.engine, self.stream, self.record)
         if loaded is None:
-            return self.pass_over(place, "there is no checkpoint to go back to")
+            return self.skip_batch(progress, "there is no checkpoint to go back to")
         self.guard.roll_back(loaded.extra["guard"])
-        self.book(place)
+        self.book(progress)
         settle(self.recipe, self.runtime, self.record, loaded.step)
-        return Place.of(loaded)
+        return Progress.of(loaded)
 
-    def _samples(self, place: Place) -> dict[str, int]:
+    def _samples(self, progress: Progress) -> dict[str, int]:
         """Which documents are meant: `keepstep data trace` shows them."""
         size = self.recipe.train.global_batch_size
-        return {"data_step": place.data_step, "first_sample": place.data_step * size, "samples": size}
+        return {"data_step": progress.data_step, "first_sample": progress.data_step * size, "samples": size}
 
-    def report_compiling(self, place: Place, seconds: float) -> None:
+    def report_compiling(self, progress: Progress, seconds: float) -> None:
         """Of a step that took so long."""
-        why = self.compiling.report(place.step, seconds)
+        why = self.compiling.report(progress.step, seconds)
         if why:
-            self.record("compiled_again", step=place.step, why=why, took_seconds=round(seconds, 3))
+            self.record("compiled_again", step=progress.step, why=why, took_seconds=round(seconds, 3))
 
-    def compare_copies(self) -> None:
+    def compare_replicas(self) -> None:
         """CorruptionError if ranks that hold copies of the same tensors disagree. Collective."""
-        check_copies(gather_objects(hashes(self.engine.copies())))
+        check_replicas(gather_objects(hashes(self.engine.replicated_tensors())))
 
-    def tell_pace(self, spent: Mapping[str, float]) -> None:
+    def report_pace(self, spent: Mapping[str, float]) -> None:
         """How fast this rank is at the moment, for the search for slow ones."""
         self.watchdog.note(spent.get("step", 0.0), spent.get("data_wait", 0.0), self.probe.seconds())
 
@@ -194,13 +194,13 @@ def settle(recipe: Recipe, runtime: Runtime, record: EventLog, step: int) -> Non
         record("settled", step=step, seconds=left)
 
 
-def resume(checkpoints: CheckpointManager, engine: Engine, stream: Stream, record: EventLog) -> Progress | None:
+def resume(checkpoints: CheckpointManager, engine: Engine, stream: Stream, record: EventLog) -> SavedProgress | None:
     """Set engine and stream to the newest good checkpoint, and say how far it is; None if there is none. Collective."""
     started = time.perf_counter()
     loaded = checkpoints.load_newest(engine.state())
     if loaded is None:
         return None
-    engine.loaded()
+    engine.refresh_working_weights()
     stream.restore(loaded.rank_states)
     progress = loaded.progress
     seconds = time.perf_counter() - started

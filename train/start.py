@@ -10,33 +10,34 @@ from typing import Any
 
 import torch
 
-from data_pipeline.stream import Stream, open_stream
+from data_pipeline.stream.stream import Stream, open_stream
 from parallel.bootstrap import Runtime, leave_at_once, seed_rank
+from parallel.build_engine import build_engine
 from parallel.collectives import any_rank, sum_over_ranks
-from parallel.engine import Trainable, build_engine
-from parallel.precision import DTYPES
-from train import garbage
+from parallel.engine import Trainable
+from parallel.engines.precision import DTYPES
 from train.checkpoint.manager import CheckpointManager
-from train.clock import Clock, uptime
-from train.compiling import Compiling
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
-from train.disk import check_space
 from train.errors import ConfigError, StoppedError
-from train.events import EventLog, read_jsonl
 from train.exit_codes import FAILED
-from train.faults import Faults
-from train.flops import count_parameters, measure_matmul_peak
-from train.guard import Guard
-from train.lease import Holder, Lease
-from train.metrics import Metrics
-from train.model import GPT, initial_value
-from train.optim import build_optimizer
-from train.place import Place
+from train.health import garbage
+from train.health.disk_space import check_space
+from train.health.guard import Guard
+from train.health.injected_faults import Faults
+from train.health.lease import Holder, Lease
+from train.health.stop import StopRequest
+from train.health.watchdog import Probe, Watchdog, lost_peer
+from train.model.flops import count_parameters, measure_matmul_peak
+from train.model.gpt import GPT, initial_value
+from train.optim.groups import build_optimizer
+from train.records.clock import Clock, uptime
+from train.records.compilation import Compiling
+from train.records.events import EventLog, read_jsonl
+from train.records.metrics import Metrics
+from train.records.progress import Progress
 from train.run import Run, resume, settle
 from train.run_folder import RunFolder
-from train.stop import StopRequest
-from train.watchdog import Probe, Watchdog, lost_peer
 
 log = logging.getLogger(__name__)
 
@@ -147,14 +148,14 @@ def _build_run(
         alive=watchdog.alive,
     )
     loaded = resume(checkpoints, engine, stream, record)
-    place = Place() if loaded is None else Place.of(loaded)
+    progress = Progress() if loaded is None else Progress.of(loaded)
     if attempt > 1:
-        settle(recipe, runtime, record, place.step)
+        settle(recipe, runtime, record, progress.step)
     stage_done()
     metrics = Metrics(
         folder.metrics,
         folder.tensorboard,
-        first_step=place.step + 1,
+        first_step=progress.step + 1,
         total_steps=recipe.train.steps,
         log_every=recipe.train.log_every,
         enabled=is_rank_0,
@@ -176,7 +177,7 @@ def _build_run(
         Probe(runtime.device),
         Guard(recipe.guard, None if loaded is None else loaded.extra["guard"]),
         Compiling(recipe.parallel.compile),
-        place,
+        progress,
         peak_flops=sum_over_ranks(peak).item(),
         attempt=attempt,
     )

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from keepstep_model import model_config
 from protocol import read_spec, serve
 
-from train.flops import count_parameters
+from train.model.flops import count_parameters
 
 BUCKET = 25 * 2**20 // 4
 """Elements in DDP's buckets."""

@@ -8,15 +8,16 @@ import torch
 from keepstep_model import model_config
 from protocol import Spec, read_spec, serve
 
-from data_pipeline.batch import Batch
+from data_pipeline.stream.batch import Batch
 from parallel.bootstrap import start
+from parallel.build_engine import build_engine
 from parallel.config import ParallelConfig
-from parallel.engine import Trainable, build_engine
+from parallel.engine import Trainable
 from parallel.environ import read_world
-from train.config import OptimConfig
 from train.device_batch import loss_by_source, to_device
-from train.model import GPT, initial_value
-from train.optim import build_optimizer
+from train.model.gpt import GPT, initial_value
+from train.optim.config import OptimConfig
+from train.optim.groups import build_optimizer
 
 
 def make_batch(spec: Spec, generator: np.random.Generator) -> Batch:

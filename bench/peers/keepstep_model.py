@@ -2,7 +2,7 @@
 
 from protocol import Spec
 
-from train.config import ModelConfig
+from train.model.config import ModelConfig
 
 
 def model_config(spec: Spec) -> ModelConfig:

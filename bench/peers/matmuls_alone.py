@@ -4,7 +4,7 @@ import torch
 from keepstep_model import model_config
 from protocol import read_spec, serve
 
-from train.flops import step_products
+from train.model.flops import step_products
 
 
 def main() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 
-from data_pipeline.prepare import BuildOptions, build_dataset
-from data_pipeline.sentencepiece_training import train_sentencepiece
-from train.checkpoint.compare import differences
-from train.events import read_jsonl
+from data_pipeline.build.prepare import BuildOptions, build_dataset
+from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
+from train.checkpoint.format.compare import differences
 from train.exit_codes import FAILED, STOPPED
-from train.faults import VARIABLE
+from train.health.injected_faults import VARIABLE
+from train.records.events import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 150
@@ -50,7 +50,7 @@ def build_data(folder: Path) -> Path:
         [str(folder / "corpus.jsonl")],
         folder / "data",
         folder / "tokenizer",
-        BuildOptions(seq_len=32, held_out_share=0.1),
+        BuildOptions(seq_len=32, validation_share=0.1),
     )
     return folder / "data"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.harness import Run, fault
-from train.events import read_jsonl
 from train.exit_codes import FAILED_FOR_GOOD, FINISHED, STOPPED
-from train.goodput import account
+from train.records.events import read_jsonl
+from train.records.goodput import account
 
 LAST = 12
 
@@ -85,7 +85,7 @@ def test_a_rank_that_hangs_is_named_with_its_place_and_its_stack(root: Path, und
     run = Run(root, "hanging", ("train.hang_seconds=5",))
     assert run.train([fault("hang", 1, 5, "forward")]) == FINISHED, run.output
     assert run.losses() == undisturbed.losses()
-    assert "rank 1 is the one that is late; phase forward, 5 steps done, in train.faults:" in run.output
+    assert "rank 1 is the one that is late; phase forward, 5 steps done, in train.health.injected_faults:" in run.output
     assert "time.sleep(3600)" in run.output, "the late rank's stack"
     [hang] = run.events("hang")
     assert hang["rank"] == 1

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.chaos.harness import Run, fault
-from train.events import read_jsonl
 from train.exit_codes import FINISHED
+from train.records.events import read_jsonl
 
 SEED = int(os.environ.get("KEEPSTEP_CHAOS_SEED", "0"))
 STEPS = 40

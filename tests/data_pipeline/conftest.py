@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.manifest import Manifest
-from data_pipeline.sentencepiece_training import train_sentencepiece
+from data_pipeline.shards.manifest import Manifest
+from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
 from tests.data_pipeline.sets import build, documents
 
 
@@ -29,4 +29,4 @@ def built(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Built:
     """300 documents in rows of 32 tokens, in blocks of 4 rows and several shards. Not to be changed."""
     texts = documents(300)
     path = tmp_path_factory.mktemp("built") / "set"
-    return Built(path, build(path, texts, tokenizer, shard_bytes=16_000, held_out_share=0.05), texts)
+    return Built(path, build(path, texts, tokenizer, shard_bytes=16_000, validation_share=0.05), texts)

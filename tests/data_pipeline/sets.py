@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.build.prepare import BuildOptions, build_dataset
+from data_pipeline.build.workers import Pool
 from data_pipeline.config import DataConfig
-from data_pipeline.manifest import Manifest
-from data_pipeline.prepare import BuildOptions, build_dataset
-from data_pipeline.workers import Pool
+from data_pipeline.shards.manifest import Manifest
 
 WORDS = re.findall(r"\w+", "the cat sat on a mat and saw how many dogs run in rain while birds sing of spring")
 

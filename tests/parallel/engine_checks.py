@@ -9,14 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from parallel.analysis.fake_world import count_parameters
+from parallel.analysis.formulas import state_bytes, traffic_bytes
+from parallel.analysis.traffic import TrafficCounter
 from parallel.bootstrap import Runtime, seed_rank
+from parallel.build_engine import build_engine
 from parallel.collectives import any_rank, broadcast_from_rank0, gather_objects, sum_over_ranks
-from parallel.engine import Engine, build_engine
-from parallel.fake_world import count_parameters
-from parallel.formulas import state_bytes, traffic_bytes
+from parallel.engine import Engine
+from parallel.engines.tensor_parallel import cross_entropy_by_row
 from parallel.fragments import FlatFragment
-from parallel.tensor_parallel import cross_entropy_by_row
-from parallel.traffic import TrafficCounter
 from tests.parallel.engine_trial import (
     LOSS,
     LR,
@@ -110,7 +111,7 @@ def reload_one(settings: dict[str, Any]) -> bool:
     saved = _snapshot(first, scaler=True)
     for tensor, value in zip(_parts(second).values(), saved, strict=True):
         tensor.copy_(value)
-    second.loaded()
+    second.refresh_working_weights()
     return [one_step(first, runtime, step) for step in (1, 2)] == [one_step(second, runtime, step) for step in (1, 2)]
 
 

@@ -14,19 +14,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from data_pipeline.batch import IGNORE, Batch
+from data_pipeline.stream.batch import IGNORE, Batch
 from parallel.bootstrap import Runtime, choose_device, start
+from parallel.build_engine import build_engine
 from parallel.collectives import gather_objects, sum_over_ranks
 from parallel.config import ParallelConfig
-from parallel.engine import CheckpointTensor, Engine, Trainable, build_engine, no_limit
+from parallel.engine import CheckpointTensor, Engine, Trainable, no_limit
 from parallel.environ import read_world
 from parallel.fragments import FlatFragment
 from parallel.layout import resolve_layout
 from parallel.mesh import build_mesh, data_parallel_group
-from train.config import ModelConfig, OptimConfig
 from train.device_batch import DeviceBatch, loss_by_source, to_device
-from train.model import GPT, initial_value
-from train.optim import build_optimizer
+from train.model.config import ModelConfig
+from train.model.gpt import GPT, initial_value
+from train.optim.config import OptimConfig
+from train.optim.groups import build_optimizer
 
 T, V, GLOBAL_BATCH, MICRO_BATCHES = 32, 128, 8, 2
 LR = 1e-2
@@ -111,12 +113,12 @@ def train(config: ParallelConfig, steps: int = 10, **model: Any) -> dict[str, An
     engine = build_engine(config, runtime, trainable(**model))
     before = {name: whole(tensor) for name, tensor in engine.state().items()}
     curve = [one_step(engine, runtime, step) for step in range(steps)]
-    held_out = engine.evaluate(micro_batches(1, runtime, number=1)[0][0], LOSS)
+    validation = engine.evaluate(micro_batches(1, runtime, number=1)[0][0], LOSS)
     after = {name: whole(tensor) for name, tensor in engine.state().items()}
     engine.close()
     losses, norms = map(list, zip(*curve, strict=True))
-    evaluated = sum_over_ranks(held_out, runtime.data_parallel_group)
-    return {"losses": losses, "norms": norms, "held_out": evaluated.cpu(), "before": before, "after": after}
+    evaluated = sum_over_ranks(validation, runtime.data_parallel_group)
+    return {"losses": losses, "norms": norms, "validation": evaluated.cpu(), "before": before, "after": after}
 
 
 def train_each(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

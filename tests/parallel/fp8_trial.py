@@ -4,8 +4,9 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from parallel.engine import Trainable, build_engine
-from parallel.fp8 import build_in_fp8
+from parallel.build_engine import build_engine
+from parallel.engine import Trainable
+from parallel.engines.fp8 import build_in_fp8
 from tests.parallel.engine_trial import config_of, one_step, runtime_of, trainable
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel.engine import build_engine
+from parallel.build_engine import build_engine
 from tests.parallel.engine_checks import measure_one, reload_one, skip_in_one
 from tests.parallel.engine_trial import config_of, runtime_of, trainable
 from tests.parallel.ranks import run_ranks

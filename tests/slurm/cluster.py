@@ -64,7 +64,7 @@ TreeWidth=65533
 PropagateResourceLimits=NONE
 """
 # cred_expire: every requeue waits for it. SlurmdTimeout: a dead node is noticed after this (300 s in real clusters),
-# which is later than the launchers notice it (launch/peers.py).
+# which is later than the launchers notice it (launch/supervise/peers.py).
 
 PARTITIONS = """\
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE PriorityTier=10 PreemptMode=REQUEUE GraceTime=0 State=UP

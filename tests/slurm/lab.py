@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.prepare import BuildOptions, build_dataset
-from data_pipeline.sentencepiece_training import train_sentencepiece
+from data_pipeline.build.prepare import BuildOptions, build_dataset
+from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
 from tests.slurm.cluster import Cluster
 from tests.slurm.machines import processes_with, until
-from train.checkpoint.compare import differences
-from train.events import read_jsonl
+from train.checkpoint.format.compare import differences
+from train.records.events import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 KEEPSTEP = [sys.executable, "-m", "launch.cli"]
@@ -187,12 +187,12 @@ class Job:
 
     def agents(self) -> dict[int, int]:
         """Pid of each node's torchrun."""
-        return self._pids("-m launch.agent", "SLURM_NODEID")
+        return self._pids("-m launch.supervise.agent", "SLURM_NODEID")
 
     def _pids(self, command: str, number: str) -> dict[int, int]:
         found = {}
         for pid, line in processes_with("KEEPSTEP_RUN", str(self.folder.resolve())).items():
-            if command in line and ("-m launch.agent" in line) == ("-m launch.agent" in command):
+            if command in line and ("-m launch.supervise.agent" in line) == ("-m launch.supervise.agent" in command):
                 env = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
                 found[int(next(v for v in env if v.startswith(f"{number}=")).partition("=")[2])] = pid
         return found

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.batch import IGNORE, Batch
-from train.device_batch import DeviceBatch, copy_stream, labels_by_source, loss_by_source, to_device
+from data_pipeline.stream.batch import IGNORE, Batch
+from train.device_batch import DeviceBatch, copy_stream, count_targets_by_source, loss_by_source, to_device
 
 B, T = 3, 8
 FIELDS = ("tokens_BT", "labels_BT", "positions_BT", "documents_BT", "sources_B")
@@ -53,7 +53,7 @@ def test_the_loss_awaits_the_copy_before_the_model_reads_it() -> None:
 
 
 def test_targets_are_counted_by_source_without_those_to_ignore() -> None:
-    assert labels_by_source([a_batch(), a_batch()], 3).tolist() == [12.0, 24.0, 0.0]
+    assert count_targets_by_source([a_batch(), a_batch()], 3).tolist() == [12.0, 24.0, 0.0]
 
 
 @pytest.mark.gpu

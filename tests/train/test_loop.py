@@ -13,24 +13,24 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.prepare import BuildOptions, build_dataset
-from data_pipeline.sentencepiece_training import train_sentencepiece
+from data_pipeline.build.prepare import BuildOptions, build_dataset
+from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
 from parallel.bootstrap import start
 from parallel.environ import read_world
 from train import loop
 from train import start as train_start
-from train.checkpoint.compare import differences
-from train.clock import KINDS
+from train.checkpoint.format.compare import differences
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
 from train.errors import DivergedError, StoppedError
-from train.events import read_jsonl
 from train.exit_codes import FINISHED, STOPPED
-from train.faults import spoil_next_gradient
-from train.goodput import ORDER, Account, account
+from train.health.injected_faults import spoil_next_gradient
+from train.health.stop import StopRequest
+from train.records.clock import KINDS
+from train.records.events import read_jsonl
+from train.records.goodput import ORDER, Account, account
 from train.run import Run
 from train.start import open_run
-from train.stop import StopRequest
 
 STEPS = 12
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [path.read_text() for path in sorted(ROOT.glob("train/*.py"))]
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     train_sentencepiece(texts, folder / "tokenizer", vocab_size=512)
-    options = BuildOptions(seq_len=32, held_out_share=0.1)
+    options = BuildOptions(seq_len=32, validation_share=0.1)
     build_dataset([str(folder / "corpus.jsonl")], folder / "data", folder / "tokenizer", options)
     return folder / "data"
 
@@ -324,9 +324,9 @@ def test_a_batch_without_targets_is_skipped_with_its_samples(
 ) -> None:
     job = Job(tmp_path, data)
     calls = iter(range(1000))
-    true = loop.labels_by_source
+    true = loop.count_targets_by_source
     monkeypatch.setattr(
-        loop, "labels_by_source", lambda batches, n: true(batches, n) * (0.0 if next(calls) == 3 else 1.0)
+        loop, "count_targets_by_source", lambda batches, n: true(batches, n) * (0.0 if next(calls) == 3 else 1.0)
     )
     assert job.train(monkeypatch) == FINISHED
     [skipped] = job.events("skipped")
@@ -338,7 +338,7 @@ def test_a_batch_without_targets_is_skipped_with_its_samples(
 def test_a_compiled_run_compiles_in_its_first_step_only_and_its_checkpoint_does_not_show_it(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With LayerNorm, for RMSNorm has another backward pass when it is not compiled (`train.lean`)."""
+    """With LayerNorm, for RMSNorm has another backward pass when it is not compiled (`train.model.recompute`)."""
     plain, job = Job(tmp_path, data, "plain"), Job(tmp_path, data)
     for one in (plain, job):
         model = one.recipe.model.model_copy(update={"norm": "layernorm"})

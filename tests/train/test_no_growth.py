@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.batch import Batch
+from data_pipeline.stream.batch import Batch
 from parallel.bootstrap import start
+from parallel.build_engine import build_engine
 from parallel.config import ParallelConfig
-from parallel.engine import Trainable, build_engine
+from parallel.engine import Trainable
 from parallel.environ import read_world
-from train.config import ModelConfig, OptimConfig
 from train.device_batch import loss_by_source, to_device
-from train.model import GPT, initial_value
-from train.optim import build_optimizer
+from train.model.config import ModelConfig
+from train.model.gpt import GPT, initial_value
+from train.optim.config import OptimConfig
+from train.optim.groups import build_optimizer
 
 MODEL = ModelConfig(vocab_size=512, seq_len=256, n_layers=2, n_heads=2, d_model=64)
 

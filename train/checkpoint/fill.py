@@ -2,11 +2,11 @@
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from train.checkpoint.folder import Folder
-from train.checkpoint.format import RNG_PREFIX, Manifest, Piece
+from train.checkpoint.format.manifest import RNG_PREFIX, Manifest, Piece
 from train.checkpoint.group import Group
-from train.checkpoint.load import Loaded, Progress, Wanted
-from train.checkpoint.storage import ShardReader
+from train.checkpoint.saved_state import Loaded, SavedProgress, Wanted
+from train.checkpoint.shards import ShardReader
+from train.checkpoint.stores.protocol import Folder
 
 
 def fill(folder: Folder, group: Group, manifest: Manifest, wanted: Wanted) -> Loaded:
@@ -22,7 +22,7 @@ def fill(folder: Folder, group: Group, manifest: Manifest, wanted: Wanted) -> Lo
 
     group.gather(read)
     return Loaded(
-        progress=Progress(manifest.step, manifest.tokens, manifest.held_out_loss, manifest.extra),
+        progress=SavedProgress(manifest.step, manifest.tokens, manifest.validation_loss, manifest.extra),
         path=str(folder),
         rank_states=manifest.rank_states,
         layout=manifest.layout,

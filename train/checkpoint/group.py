@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from train.checkpoint.format import DamagedError
+from train.checkpoint.format.manifest import DamagedError
 from train.errors import CheckpointError
 
 T = TypeVar("T")

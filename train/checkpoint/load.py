@@ -7,19 +7,16 @@ another run is an error, and so is a folder with nothing but damaged ones: a run
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from parallel.engine import CheckpointTensor
-from train.checkpoint import rng
-from train.checkpoint.dtypes import DTYPE_NAMES
-from train.checkpoint.folder import Root
-from train.checkpoint.format import DamagedError, Manifest, decode, flat
+from train.checkpoint.format.dtypes import DTYPE_NAMES
+from train.checkpoint.format.manifest import DamagedError, Manifest, decode, flat
+from train.checkpoint.format.verify import read_manifest
 from train.checkpoint.group import Group
-from train.checkpoint.verify import read_manifest
+from train.checkpoint.saved_state import Loaded, Wanted
+from train.checkpoint.stores.protocol import Root
 from train.errors import CheckpointError
-from train.names import plain_name
 
 log = logging.getLogger(__name__)
 
@@ -28,64 +25,12 @@ _OPTIONAL = "scaler."
 _SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far the run is."""
-
-    step: int
-    tokens: int
-    held_out_loss: float | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What was loaded, besides the tensors."""
-
-    progress: Progress
-    path: str
-    rank_states: list[dict[str, Any]]
-    """Of all ranks of the run that saved."""
-    layout: dict[str, Any]
-    """Of the run that saved."""
-    bytes_read: int
-    """By this rank."""
-    random: bytes | None = field(repr=False)
-
-    def restore_rng(self) -> bool:
-        """Set this rank's random states, last before the first step. False if they belong to another layout."""
-        if self.random is not None:
-            rng.restore(self.random)
-        return self.random is not None
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be filled, and what must fit."""
-
-    state: Mapping[str, CheckpointTensor]
-    identity: Mapping[str, Any]
-    layout: Mapping[str, Any]
-    allow: frozenset[str]
-    record: Callable[..., None]
-
-
-def plain_names(state: Mapping[str, CheckpointTensor]) -> dict[str, CheckpointTensor]:
-    """Without the prefixes that wrappers insert, wherever they stand."""
-    plain: dict[str, CheckpointTensor] = {}
-    for name, tensor in state.items():
-        stripped = plain_name(name)
-        assert stripped not in plain, f"two tensors are called {stripped}"
-        plain[stripped] = tensor
-    return plain
-
-
 def load_newest(root: Root, group: Group, wanted: Wanted, load_local: Callable[[int], Loaded | None]) -> Loaded | None:
     """See `CheckpointManager.load_newest`. `load_local(step)` tries the fast tier, not below that step. Collective."""
     skipped: dict[int, str] = {}
 
-    def set_aside(step: int, error: DamagedError) -> None:
-        where = _set_aside(root, step)
+    def quarantine(step: int, error: DamagedError) -> None:
+        where = _quarantine(root, step)
         skipped[step] = f"{root.folder(step)}: {error}"
         wanted.record("quarantined", step=step, error=str(error), path=where)
         log.error("checkpoint of step %d is damaged and was set aside as %s: %s", step, where, error)
@@ -94,20 +39,21 @@ def load_newest(root: Root, group: Group, wanted: Wanted, load_local: Callable[[
         newest = group.on_rank0(lambda: max(set(root.steps()) - set(skipped), default=0))
         if (loaded := load_local(newest)) is not None:
             return loaded
-        if (found := group.on_rank0(lambda: _newest(root, skipped, set_aside))) is None:
+        if (found := group.on_rank0(lambda: _newest(root, skipped, quarantine))) is None:
             return None
-        from train.checkpoint.fill import fill  # DCP, which takes half a second to import, only where it is needed
+
+        from train.checkpoint.fill import fill  # imports DCP, which takes half a second: only where it is needed
 
         step, manifest = found[0], decode(found[1])
         check(group, manifest, wanted)
         try:
             return fill(root.folder(step), group, manifest, wanted)
         except DamagedError as error:
-            group.on_rank0(partial(set_aside, step, error))
+            group.on_rank0(partial(quarantine, step, error))
 
 
 def _newest(
-    root: Root, skipped: Mapping[int, str], set_aside: Callable[[int, DamagedError], None]
+    root: Root, skipped: Mapping[int, str], quarantine: Callable[[int, DamagedError], None]
 ) -> tuple[int, bytes] | None:
     """The newest checkpoint whose manifest is intact. Rank 0 alone."""
     root.sweep()
@@ -117,8 +63,8 @@ def _newest(
         try:
             return step, read_manifest(root.folder(step))[1]
         except DamagedError as error:
-            set_aside(step, error)
-    damaged = list(skipped.values()) or root.set_aside_before()
+            quarantine(step, error)
+    damaged = list(skipped.values()) or root.quarantined()
     if damaged:
         raise CheckpointError(
             "no good checkpoint is left, and the run will not silently start from zero; remove the damaged ones to "
@@ -127,9 +73,9 @@ def _newest(
     return None
 
 
-def _set_aside(root: Root, step: int) -> str:
+def _quarantine(root: Root, step: int) -> str:
     try:
-        return root.set_aside(step)
+        return root.quarantine(step)
     except OSError:  # a read-only folder, say: then it is only skipped
         return str(root.folder(step))
 

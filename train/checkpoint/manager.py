@@ -3,7 +3,7 @@
     manager = CheckpointManager(run / "checkpoints", recipe.checkpoint, identity, events.record, layout=layout)
     loaded = manager.load_newest(engine.state())
     ...
-    manager.save(Progress(step, tokens), engine.state(), stream.state(step))   # returns after a copy to host memory
+    manager.save(SavedProgress(step, tokens), engine.state(), stream.state(step))   # returns after a copy
     manager.poll()                                                             # every step
     manager.wait()                                                             # before leaving
 
@@ -23,20 +23,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel.engine import CheckpointTensor
-from train.checkpoint.folder import open_root
+from train.checkpoint.format.verify import read_manifest
 from train.checkpoint.group import Group
-from train.checkpoint.load import Loaded, Progress, Wanted, load_newest, plain_names
-from train.checkpoint.retention import superfluous
-from train.checkpoint.verify import read_manifest
+from train.checkpoint.load import load_newest
+from train.checkpoint.retention import steps_to_delete
+from train.checkpoint.saved_state import Loaded, SavedProgress, Wanted, plain_names
+from train.checkpoint.stores.open import open_root
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
 from train.exit_codes import FAILED
 
 if TYPE_CHECKING:
+    from train.checkpoint.local_tier import LocalTier
     from train.checkpoint.save import Job, Saver
-    from train.checkpoint.tier import LocalTier
 
-__all__ = ["CheckpointManager", "Loaded", "Progress", "SavingFailedError"]
+__all__ = ["CheckpointManager", "Loaded", "SavedProgress", "SavingFailedError"]
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class CheckpointManager:
 
     def save(
         self,
-        progress: Progress,
+        progress: SavedProgress,
         state: Mapping[str, CheckpointTensor],
         rank_state: Mapping[str, Any],
         *,
@@ -115,7 +116,7 @@ class CheckpointManager:
             from train.checkpoint.save import Saver
 
             self._saver = Saver(self._group, self._identity, self._layout, self._config.background)
-        job = self._saver.lay_aside(progress, state, rank_state)
+        job = self._saver.stage(progress, state, rank_state)
         saved = self._thread.submit(self._write, self._saver, job, local)
         self._saving = (progress.step, time.perf_counter() - began, saved)
         if not self._config.background:
@@ -151,7 +152,7 @@ class CheckpointManager:
         return loaded
 
     def _open_tier(self, place: Path, run: str) -> "LocalTier":
-        from train.checkpoint.tier import LocalTier
+        from train.checkpoint.local_tier import LocalTier
 
         return LocalTier(place, run, self._group)
 
@@ -163,7 +164,7 @@ class CheckpointManager:
             size = self._tier.save(job)
             return Saved("local", size, time.perf_counter() - began)
         size = saver.write_shared(job, self._root)
-        self._losses[job.progress.step] = job.progress.held_out_loss
+        self._losses[job.progress.step] = job.progress.validation_loss
         removed = self._prune() if self._group.rank == 0 else []
         return Saved("shared", size, time.perf_counter() - began, removed)
 
@@ -173,8 +174,8 @@ class CheckpointManager:
             steps = self._root.steps()
             if self._config.keep_best:
                 for step in set(steps) - set(self._losses):
-                    self._losses[step] = read_manifest(self._root.folder(step))[0].held_out_loss
-            removed = superfluous({step: self._losses.get(step) for step in steps}, self._config)
+                    self._losses[step] = read_manifest(self._root.folder(step))[0].validation_loss
+            removed = steps_to_delete({step: self._losses.get(step) for step in steps}, self._config)
             for step in removed:
                 self._root.remove(step)
             self._root.sweep()

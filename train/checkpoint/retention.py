@@ -1,12 +1,12 @@
-"""Which checkpoints stay: the newest, every n-th for good, and the best by held-out loss."""
+"""Which checkpoints stay: the newest, every n-th for good, and the best by validation loss."""
 
 from collections.abc import Mapping
 
 from train.config import CheckpointConfig
 
 
-def superfluous(losses: Mapping[int, float | None], config: CheckpointConfig) -> list[int]:
-    """The steps to remove, of checkpoints given as step -> held-out loss (None: not evaluated at that step)."""
+def steps_to_delete(losses: Mapping[int, float | None], config: CheckpointConfig) -> list[int]:
+    """The steps to remove, of checkpoints given as step -> validation loss (None: not evaluated at that step)."""
     steps = sorted(losses)
     keep = set(steps[-config.keep_last :])
     if config.keep_every:

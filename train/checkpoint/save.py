@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from parallel.engine import CheckpointTensor
 from train.checkpoint import rng
-from train.checkpoint.folder import Root
-from train.checkpoint.format import RNG_PREFIX, Manifest, Piece, ShardFile, by_tensor, encode
+from train.checkpoint.format.manifest import RNG_PREFIX, Manifest, Piece, ShardFile, by_tensor, encode
 from train.checkpoint.group import Group, Outcome, attempt, unwrap
-from train.checkpoint.load import Progress
+from train.checkpoint.saved_state import SavedProgress
+from train.checkpoint.shards import ShardWriter, piece_of, shard_name
 from train.checkpoint.staging import Staging
-from train.checkpoint.storage import ShardWriter, piece_of, shard_name
+from train.checkpoint.stores.protocol import Root
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Facts:
 class Job:
     """One save, ready to be written."""
 
-    progress: Progress
+    progress: SavedProgress
     facts: Facts
     plan: SavePlan
     """What this rank writes."""
@@ -61,7 +61,7 @@ class Job:
         return Manifest(
             step=self.progress.step,
             tokens=self.progress.tokens,
-            held_out_loss=self.progress.held_out_loss,
+            validation_loss=self.progress.validation_loss,
             extra=self.progress.extra,
             identity=self.facts.identity,
             layout=self.facts.layout,
@@ -89,8 +89,8 @@ class Saver:
         """Host memory held for background saves."""
         return self._staging.bytes if self._staging is not None else 0
 
-    def lay_aside(
-        self, progress: Progress, state: Mapping[str, CheckpointTensor], rank_state: Mapping[str, Any]
+    def stage(
+        self, progress: SavedProgress, state: Mapping[str, CheckpointTensor], rank_state: Mapping[str, Any]
     ) -> Job:
         """Collective. Afterwards the state may change, if the save is to go on in the background."""
         self._planner.set_up_planner(dict(state), None, self._group.rank == 0)

@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from data_pipeline.stream import open_stream
+from data_pipeline.stream.stream import open_stream
 from train.errors import ConfigError
 from train.export.hugging_face import write_model
 from train.export.tokenizer import equal_encodings, write_tokenizer
-from train.load import Trained
+from train.export.trained_model import Trained
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Check:
     """What a reloaded folder gave."""
 
     largest_difference: float
-    """Between the logits of both models, over held-out text."""
+    """Between the logits of both models, over validation text."""
     largest_logit: float
     equal_texts: int
     texts: int
@@ -47,11 +47,11 @@ def export(trained: Trained, out: Path) -> None:
 
 @torch.inference_mode()
 def check(trained: Trained, out: Path) -> Check:
-    """Reload with transformers and compare logits and token ids on held-out text."""
+    """Reload with transformers and compare logits and token ids on validation text."""
     recipe, size = trained.recipe, trained.tokenizer.vocab_size
     theirs = AutoModelForCausalLM.from_pretrained(out)
     with open_stream(recipe.data, seq_len=recipe.model.seq_len) as stream:
-        batch = next(iter(stream.held_out(sequences=4, micro_batch_size=4, rank=0, world_size=1)))
+        batch = next(iter(stream.validation(sequences=4, micro_batch_size=4, rank=0, world_size=1)))
     tokens_BT = torch.from_numpy(batch.tokens_BT)
     positions_BT = torch.arange(tokens_BT.shape[1]).expand_as(tokens_BT)
     ours_BTV = trained.model(tokens_BT, positions_BT, torch.zeros_like(tokens_BT))[..., :size]

@@ -27,8 +27,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from train.config import ModelConfig
 from train.errors import ConfigError
+from train.model.config import ModelConfig
 
 Family = Literal["llama", "qwen3", "gpt2"]
 

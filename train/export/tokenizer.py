@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE, Unigram
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from data_pipeline.tokenizer import HUGGING_FACE_FILE, SENTENCEPIECE_FILE, Tokenizer
+from data_pipeline.tokenizers.tokenizer import HUGGING_FACE_FILE, SENTENCEPIECE_FILE, Tokenizer
 
 SPACE = "▁"
 

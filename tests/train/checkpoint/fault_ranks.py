@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.checkpoint.folder import LocalFolder
-from train.checkpoint.manager import CheckpointManager, Progress
+from train.checkpoint.manager import CheckpointManager, SavedProgress
+from train.checkpoint.stores.local import LocalFolder
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
 
@@ -47,7 +47,7 @@ class Rank:
         return {f"model.{i}": torch.full((64, 4), float(10 * step + i)) for i in range(4)}
 
     def save(self, step: int) -> None:
-        self.manager.save(Progress(step, step), self.state(step), {"rank": self.rank})
+        self.manager.save(SavedProgress(step, step), self.state(step), {"rank": self.rank})
 
     def load(self) -> dict[str, Any]:
         fresh = self.state(0)

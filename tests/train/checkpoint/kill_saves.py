@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.checkpoint.manager import CheckpointManager, Progress
+from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.config import CheckpointConfig
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename", "close", "unlink", "rmdir")
@@ -41,7 +41,7 @@ def save(folder: Path, step: int, rank: int = 0, ranks: int = 1, before: Callabl
         dist.init_process_group("gloo", store=dist.FileStore(f"{folder}.store", ranks), rank=rank, world_size=ranks)
     saver = manager(folder)
     before()
-    saver.save(Progress(step, step), state(step), {"step": step})
+    saver.save(SavedProgress(step, step), state(step), {"step": step})
 
 
 def in_forks(*actions: Callable[[], Any]) -> list[int]:
@@ -91,7 +91,7 @@ def look(folder: Path, report: Path) -> None:
     assert loaded is not None
     step = loaded.progress.step
     right = all(torch.equal(fresh[name], tensor) for name, tensor in state(step).items())
-    finder.save(Progress(3, 3), state(3), {})
+    finder.save(SavedProgress(3, 3), state(3), {})
     left = sorted(path.name for path in folder.iterdir())
     report.write_text(json.dumps({"step": step, "right": right, "rank_states": loaded.rank_states, "left": left}))
 

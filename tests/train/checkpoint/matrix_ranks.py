@@ -18,13 +18,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel.bootstrap import Runtime, start
+from parallel.build_engine import build_engine
 from parallel.config import ParallelConfig
-from parallel.engine import Engine, Trainable, build_engine
+from parallel.engine import Engine, Trainable
 from parallel.environ import World
-from train.checkpoint.manager import CheckpointManager, Progress
-from train.config import CheckpointConfig, ModelConfig, OptimConfig
-from train.model import GPT, initial_value
-from train.optim import build_optimizer
+from train.checkpoint.manager import CheckpointManager, SavedProgress
+from train.config import CheckpointConfig
+from train.model.config import ModelConfig
+from train.model.gpt import GPT, initial_value
+from train.optim.config import OptimConfig
+from train.optim.groups import build_optimizer
 
 LAYOUTS = {
     "single": (1, {"engine": "single"}),
@@ -82,7 +85,7 @@ def _record(kind: str, **details: object) -> None:
 def save(folder: Path, layout: str, engine: Engine, runtime: Runtime) -> None:
     losses = train(engine, runtime, 0, SAVE_AT)
     manager = manager_for(folder / layout, layout)
-    manager.save(Progress(SAVE_AT, 0), engine.state(), {"rank": runtime.world.rank})
+    manager.save(SavedProgress(SAVE_AT, 0), engine.state(), {"rank": runtime.world.rank})
     losses += train(engine, runtime, SAVE_AT, LAST)  # the save goes on behind these
     manager.close()
     report(folder, runtime, kind="uninterrupted", layout=layout, losses=losses)
@@ -93,7 +96,7 @@ def load_each(folder: Path, layout: str, sources: list[str], engine: Engine, run
         manager = manager_for(folder / source, layout)
         loaded = manager.load_newest(engine.state())
         assert loaded is not None
-        engine.loaded()
+        engine.refresh_working_weights()
         assert loaded.restore_rng() == (source == layout)
         assert [state["rank"] for state in loaded.rank_states] == list(range(LAYOUTS[source][0]))
         manager.close()

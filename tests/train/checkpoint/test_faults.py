@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from train.checkpoint import folder as folder_module
-from train.checkpoint.folder import LocalFolder, LocalRoot
-from train.checkpoint.manager import CheckpointManager, Progress
-from train.checkpoint.verify import damage
+from train.checkpoint.format.verify import damage
+from train.checkpoint.manager import CheckpointManager, SavedProgress
+from train.checkpoint.stores import local as folder_module
+from train.checkpoint.stores.local import LocalFolder, LocalRoot
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
 
@@ -52,7 +52,7 @@ class Run:
         return {f"model.{i}": torch.full((300, 40), float(10 * step + i)) for i in range(3)}
 
     def save(self, step: int) -> str:
-        self.manager.save(Progress(step, step), self.state(step), {})
+        self.manager.save(SavedProgress(step, step), self.state(step), {})
         self.manager.wait()
         return self.events[-1][0]
 
@@ -206,10 +206,10 @@ def test_steps_go_on_while_a_slow_disk_writes_and_the_next_save_waits(run: Run, 
         return write(descriptor, data)
 
     monkeypatch.setattr(folder_module.os, "write", slowly)
-    run.manager.save(Progress(2, 2), run.state(2), {})
+    run.manager.save(SavedProgress(2, 2), run.state(2), {})
     run.manager.poll()
     assert [kind for kind, _ in run.events] == ["saved"]  # step 2 is still being written
-    run.manager.save(Progress(3, 3), run.state(3), {})
+    run.manager.save(SavedProgress(3, 3), run.state(3), {})
     assert [details["step"] for _, details in run.events] == [1, 2]
     run.manager.wait()
     assert run.load() == 3
@@ -240,7 +240,7 @@ def test_retention_bears_with_folders_that_are_gone(run: Run, tmp_path: Path, mo
 
 def test_an_empty_state_is_refused(run: Run) -> None:
     with pytest.raises(CheckpointError, match="no state to save"):
-        run.manager.save(Progress(2, 2), {}, {})
+        run.manager.save(SavedProgress(2, 2), {}, {})
 
 
 def test_a_full_disk_of_one_rank_fails_the_save_on_all(tmp_path: Path) -> None:

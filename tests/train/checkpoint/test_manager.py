@@ -9,8 +9,8 @@ import torch
 
 from parallel.engine import CheckpointTensor
 from parallel.fragments import FlatFragment
-from train.checkpoint.format import BLOCK_BYTES
-from train.checkpoint.manager import CheckpointManager, Progress, SavingFailedError
+from train.checkpoint.format.manifest import BLOCK_BYTES
+from train.checkpoint.manager import CheckpointManager, SavedProgress, SavingFailedError
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
 
@@ -64,7 +64,7 @@ def open_manager(folder: Path, events: Events | None = None, identity=IDENTITY, 
 
 def save(manager: CheckpointManager, step: int, loss: float | None = None) -> dict[str, CheckpointTensor]:
     state = make_state(step)
-    manager.save(Progress(step, step * 100, loss), state, {"read": step})
+    manager.save(SavedProgress(step, step * 100, loss), state, {"read": step})
     manager.wait()
     return state
 
@@ -74,7 +74,7 @@ def test_what_is_saved_comes_back_bit_for_bit(manager: CheckpointManager) -> Non
     state = make_state(0)
     loaded = manager.load_newest(state)
     assert loaded is not None
-    assert loaded.progress == Progress(7, 700)
+    assert loaded.progress == SavedProgress(7, 700)
     assert loaded.rank_states == [{"read": 7}]
     assert_same(state, saved)
 
@@ -83,7 +83,7 @@ def test_it_tells_with_every_block_that_it_gets_on(tmp_path: Path) -> None:
     told: list[None] = []
     manager = CheckpointManager(tmp_path, CheckpointConfig(), IDENTITY, Events(), alive=lambda: told.append(None))
     state: dict[str, CheckpointTensor] = {"model.weight": torch.ones(3 * BLOCK_BYTES // 4)}
-    manager.save(Progress(1, 1), state, {})
+    manager.save(SavedProgress(1, 1), state, {})
     manager.wait()
     written = len(told)
     assert written >= 3
@@ -112,7 +112,7 @@ def test_a_changed_state_does_not_reach_a_save_in_the_background(tmp_path: Path)
     manager = open_manager(tmp_path)
     state = make_state(1)
     before = values(state)
-    manager.save(Progress(1, 1), state, {})
+    manager.save(SavedProgress(1, 1), state, {})
     for tensor in state.values():
         (tensor.flat if isinstance(tensor, FlatFragment) else tensor).zero_()
     manager.wait()
@@ -125,7 +125,9 @@ def test_a_changed_state_does_not_reach_a_save_in_the_background(tmp_path: Path)
 def test_wrappers_leave_no_trace_in_the_names(tmp_path: Path) -> None:
     manager = open_manager(tmp_path)
     weight = torch.randn(4)
-    manager.save(Progress(1, 1), {"model._orig_mod.module._orig_mod.layers.0._checkpoint_wrapped_module.x": weight}, {})
+    manager.save(
+        SavedProgress(1, 1), {"model._orig_mod.module._orig_mod.layers.0._checkpoint_wrapped_module.x": weight}, {}
+    )
     fresh = torch.zeros(4)
     assert manager.load_newest({"model.module.layers.0.x": fresh}) is not None
     assert torch.equal(fresh, weight)
@@ -223,11 +225,11 @@ def test_weights_that_are_not_finite_are_never_committed(tmp_path: Path) -> None
     save(manager, 1)
     bad = make_state(2)
     bad["model.norm.weight"][3] = float("nan")
-    manager.save(Progress(2, 2), bad, {})
+    manager.save(SavedProgress(2, 2), bad, {})
     manager.wait()
     assert events.kinds() == ["saved", "save_failed"]
     assert "model.norm.weight holds values that are not finite" in events.list[-1][1]["error"]
-    manager.save(Progress(3, 3), bad, {})
+    manager.save(SavedProgress(3, 3), bad, {})
     with pytest.raises(
         SavingFailedError, match=r"checkpoint.max_failures \(2\) saves in a row failed, the last at step 3"
     ):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train.checkpoint.reader import Reader
+from train.checkpoint.format.reader import Reader
 
 SCRIPT = Path(__file__).with_name("matrix_ranks.py")
 LAYOUTS = ["single", "ddp-2", "fsdp-2", "fsdp-4", "hsdp-2x2", "fsdp-2-tp-2", "zero1-2", "zero2-3", "zero3-4"]

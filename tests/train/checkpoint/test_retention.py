@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.checkpoint.retention import superfluous
+from train.checkpoint.retention import steps_to_delete
 from train.config import CheckpointConfig
 
 HISTORIES = st.dictionaries(st.integers(1, 60), st.none() | st.floats(0, 10), max_size=20)
@@ -12,7 +12,7 @@ HISTORIES = st.dictionaries(st.integers(1, 60), st.none() | st.floats(0, 10), ma
 @given(HISTORIES, st.integers(1, 4), st.integers(0, 7), st.integers(0, 3))
 def test_the_last_the_nth_and_the_best_stay_and_nothing_else(history, last: int, every: int, best: int) -> None:
     config = CheckpointConfig(keep_last=last, keep_every=every, keep_best=best)
-    removed = superfluous(history, config)
+    removed = steps_to_delete(history, config)
     kept = set(history) - set(removed)
     evaluated = sorted((loss, step) for step, loss in history.items() if loss is not None)
     for step in history:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from train.checkpoint.manager import CheckpointManager, Progress
+from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.checkpoint.staging import Staging
 from train.config import CheckpointConfig
 
@@ -47,7 +47,7 @@ def test_a_save_from_cuda_goes_through_pinned_memory_and_comes_back(tmp_path: Pa
     weights = [tensor.cuda() for tensor in tensors()]
     state = {f"model.{number}": tensor for number, tensor in enumerate(weights)}
     manager = CheckpointManager(tmp_path, CheckpointConfig(), {}, lambda *_, **__: None)
-    manager.save(Progress(1, 1), state, {})
+    manager.save(SavedProgress(1, 1), state, {})
     expected = [tensor.clone() for tensor in weights]
     for tensor in weights:
         tensor.zero_()

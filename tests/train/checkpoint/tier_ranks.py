@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from parallel.fragments import FlatFragment
-from train.checkpoint.manager import CheckpointManager, Progress
-from train.checkpoint.tier import run_name
+from train.checkpoint.local_tier import run_name
+from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.config import CheckpointConfig
 
 RANKS, SHARE = 3, 50
@@ -45,7 +45,7 @@ def first_life(folder: Path, rank: int) -> None:
     events: list = []
     saver = manager(folder, rank, events)
     for step in (1, 2, 3):
-        saver.save(Progress(step, step), state(step, rank), {"rank": rank}, local=step > 1)
+        saver.save(SavedProgress(step, step), state(step, rank), {"rank": rank}, local=step > 1)
         saver.wait()
     saver.close()
     assert [kind for kind, _ in events] == (["saved"] * 3 if rank == 0 else []), events
@@ -59,7 +59,7 @@ def second_life(folder: Path, rank: int) -> None:
     assert loaded is not None
     step = loaded.progress.step
     right = torch.equal(fresh["model.w"].flat, state(step, rank)["model.w"].flat) and fresh["model.b"] == step
-    finder.save(Progress(9, 9), state(9, rank), {"rank": rank}, local=True)
+    finder.save(SavedProgress(9, 9), state(9, rank), {"rank": rank}, local=True)
     finder.close()
     line = {
         "scenario": folder.name,

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.sentencepiece_training import train_sentencepiece
-from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
+from data_pipeline.tokenizers.tokenizer import load_tokenizer
 from launch.cli import main
 from train.config import Recipe
 from train.exit_codes import STOPPED
 from train.export import folder
-from train.load import Trained
-from train.model import GPT
-from train.stop import SIGNALS
+from train.export.trained_model import Trained
+from train.health.stop import SIGNALS
+from train.model.gpt import GPT
 
 RECIPE = {
     "name": "small",
@@ -36,7 +36,7 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]
     recipe = Recipe.model_validate(RECIPE)
     tokenizer = tmp_path / "tokenizer"
     trained = Trained(recipe, GPT(recipe.model), 7, load_tokenizer(tokenizer), tokenizer)
-    monkeypatch.setattr("train.load.load_trained", lambda _: trained)
+    monkeypatch.setattr("train.export.trained_model.load_trained", lambda _: trained)
     return lambda: main(["export", "a-run", "--out", str(tmp_path / "exported")])
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from train.config import ModelConfig
 from train.errors import ConfigError
 from train.export.hugging_face import write_model
-from train.model import GPT, initial_value
+from train.model.config import ModelConfig
+from train.model.gpt import GPT, initial_value
 
 SIZES: dict[str, Any] = {"vocab_size": 128, "seq_len": 32, "n_layers": 2, "n_heads": 4, "d_model": 32}
 LLAMA = ModelConfig(**SIZES, n_kv_heads=2)

@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 from transformers import AutoTokenizer
 
-from data_pipeline.sentencepiece_training import train_sentencepiece
-from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
+from data_pipeline.tokenizers.tokenizer import load_tokenizer
 from train.export.tokenizer import equal_encodings, write_tokenizer
 
 TEXTS = [

@@ -1,0 +1,175 @@
+"""One rank of a large world in one process: what it would hold and send, without the others and without memory.
+
+A fake process group says yes to every collective; the model is built and cut on the meta device; a step runs on fake
+tensors, which have shapes but no elements. FSDP2, HSDP, tensor parallelism and DDP take such a step. DeepSpeed's hooks
+need real tensors: for ZeRO the formulas speak alone.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from parallel.analysis.formulas import Parameters, state_bytes, traffic_bytes
+from parallel.analysis.traffic import TrafficCounter
+from parallel.bootstrap import Runtime
+from parallel.config import ParallelConfig
+from parallel.engine import LossFn, Trainable
+from parallel.engines.blocks import apply_to_blocks
+from parallel.engines.fsdp2 import materialise, shard_model, wrap_in_engine
+from parallel.engines.single import wrap_whole_model
+from parallel.engines.torch_engine import TorchEngine
+from parallel.environ import World
+from parallel.errors import LaunchError
+from parallel.layout import Layout, resolve_layout
+from parallel.mesh import build_mesh, data_parallel_group
+from parallel.sharded import local_part
+
+
+@dataclass(frozen=True)
+class RankDescription:
+    """Bytes and counts of one rank."""
+
+    layout: Layout
+    coordinates: tuple[int, int, int]
+    """Of the rank, along replicate, shard and tensor."""
+    parameters: int
+    """Of the whole model."""
+    held_parameters: int
+    """Elements of fp32 weights that this rank keeps; by the formula under ZeRO."""
+    state_bytes: float
+    """Weights, gradients and moments, by the formula."""
+    counted_state_bytes: int | None
+    """The same, counted on the fake tensors; None where no step was taken."""
+    traffic: dict[str, float]
+    """Bytes per step by kind of collective: by the formula, without what tensor parallelism exchanges."""
+    counted_traffic: dict[str, int] | None
+    """The same, counted in the fake step, with everything."""
+
+
+def describe_rank(
+    config: ParallelConfig,
+    trainable: Trainable,
+    *,
+    world_size: int,
+    rank: int,
+    micro_batches: Callable[[Runtime], list[Any]],
+    loss_fn: LossFn,
+) -> RankDescription:
+    """Play rank `rank` of `world_size`. `micro_batches(runtime)` makes those of one step, on the CPU. LaunchError."""
+    if not 0 <= rank < world_size:
+        raise LaunchError(f"--fake-rank ({rank}) must be at least 0 and below --fake-world ({world_size})")
+    layout = resolve_layout(config, world_size)
+    with fake_group(world_size, rank), torch.random.fork_rng():
+        mesh = build_mesh(layout, "cpu")
+        world = World(rank, world_size, 0, 1, "", 0, "fake")
+        runtime = Runtime(world, layout, torch.device("cpu"), mesh, data_parallel_group(mesh))
+        with torch.device("meta"):
+            model = trainable.build()
+        whole = sum(parameter.numel() for parameter in model.parameters())
+        engine_of = _prepare(model, config, runtime, trainable)
+        counts = count_parameters(model)
+        batches = micro_batches(runtime)
+        traffic, counted, held = None, None, counts.all // layout.shard
+        if engine_of is not None:
+            whole_copies = config.engine == "ddp" and layout.tensor == 1
+            all_alike = whole_copies or (config.reduce_every_micro_batch and layout.replicate == 1)
+            traffic, counted, held = _fake_step(model, engine_of, batches, loss_fn, all_alike)
+            if whole_copies and world_size > 1:
+                traffic |= {"all_reduce": 4 * held}  # what DDP's buckets carry: every fp32 gradient once
+        return RankDescription(
+            layout=layout,
+            coordinates=_coordinates(layout, rank),
+            parameters=whole,
+            held_parameters=held,
+            state_bytes=state_bytes(config, layout, counts),
+            counted_state_bytes=counted,
+            traffic=traffic_bytes(config, layout, counts, len(batches)),
+            counted_traffic=traffic,
+        )
+
+
+def _coordinates(layout: Layout, rank: int) -> tuple[int, int, int]:
+    return rank // (layout.shard * layout.tensor), rank // layout.tensor % layout.shard, rank % layout.tensor
+
+
+@contextmanager
+def fake_group(world_size: int, rank: int) -> Iterator[None]:
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _prepare(
+    model: nn.Module, config: ParallelConfig, runtime: Runtime, trainable: Trainable
+) -> Callable[[], TorchEngine] | None:
+    """Cut the model on the meta device; what gives the engine once it has (fake) memory."""
+    assert runtime.mesh is not None
+    if config.engine == "fsdp2" or runtime.layout.tensor > 1:
+        root = shard_model(model, config, runtime.mesh)
+        return lambda: wrap_in_engine(root, model, config, runtime, trainable)
+    if config.engine in ("ddp", "single"):
+        apply_to_blocks(model, config)
+        return lambda: wrap_whole_model(model, config, runtime, trainable)
+    return None
+
+
+def count_parameters(model: nn.Module) -> Parameters:
+    """Of one tensor-parallel peer."""
+
+    def peers_share(parameter: nn.Parameter) -> int:
+        if not isinstance(parameter, DTensor):
+            return parameter.numel()
+        names = parameter.device_mesh.mesh_dim_names or ()
+        on_tensor = dict(zip(names, parameter.placements, strict=True)).get("tensor")
+        size = parameter.device_mesh["tensor"].size() if on_tensor is not None and not on_tensor.is_replicate() else 1
+        return parameter.numel() // size
+
+    sizes = {name: peers_share(parameter) for name, parameter in model.named_parameters()}
+    blocks = sum(size for name, size in sizes.items() if name.startswith("layers."))
+    return Parameters(
+        blocks=blocks,
+        outer=sum(sizes.values()) - blocks,
+        n_blocks=len(list(model.get_submodule("layers").children())),
+        tables=sum(size for name, size in sizes.items() if name.startswith(("embed.", "positions."))),
+    )
+
+
+def _fake_step(
+    model: nn.Module, engine_of: Callable[[], TorchEngine], batches: list[Any], loss_fn: LossFn, all_alike: bool
+) -> tuple[dict[str, int], int, int]:
+    """Traffic of the forward and backward passes; bytes of state at their end; elements of fp32 weights."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        materialise(model, torch.device("cpu"))
+        engine = engine_of()
+        traffic = _count_step(engine, batches, loss_fn, all_alike)
+    weights = [local_part(parameter.detach()) for parameter in model.parameters()]
+    gradients = [local_part(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    moments = [local_part(state[key]) for state in engine.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*weights, *gradients, *moments))
+    return traffic, size, sum(tensor.numel() for tensor in weights)
+
+
+def _count_step(engine: TorchEngine, batches: list[Any], loss_fn: LossFn, all_alike: bool) -> dict[str, int]:
+    """Bytes by kind. Micro batches but the last are alike, so two of them tell about any number; one, if all are."""
+    at_start: list[Counter[str]] = []
+
+    def marking_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        at_start.append(Counter(traffic.bytes))
+        return loss_fn(model, batch)
+
+    with TrafficCounter() as traffic:
+        engine.forward_backward(batches[-1:] if all_alike else batches[-2:], marking_loss, 1.0)
+    last = traffic.bytes - at_start[-1]
+    earlier = last if all_alike else at_start[-1]
+    return {kind: last[kind] + (len(batches) - 1) * earlier[kind] for kind in traffic.bytes}

@@ -1,0 +1,32 @@
+"""The one place where an engine is chosen."""
+
+from dataclasses import replace
+from functools import partial
+
+from parallel.bootstrap import Runtime
+from parallel.config import ParallelConfig
+from parallel.engine import Engine, Trainable
+from parallel.engines.fp8 import build_in_fp8
+
+
+def build_engine(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> Engine:
+    """The engine that the recipe names, with initial weights. Collective. Raises LaunchError."""
+    if config.precision == "fp8":
+        trainable = replace(trainable, build=partial(build_in_fp8, trainable.build))
+    match config.engine:
+        case "single":
+            from parallel.engines.single import build_single
+
+            return build_single(config, runtime, trainable)
+        case "ddp":
+            from parallel.engines.ddp import build_ddp
+
+            return build_ddp(config, runtime, trainable)
+        case "fsdp2":
+            from parallel.engines.fsdp2 import build_fsdp2
+
+            return build_fsdp2(config, runtime, trainable)
+        case "zero1" | "zero2" | "zero3":
+            from parallel.engines.zero.engine import build_zero
+
+            return build_zero(config, runtime, trainable)

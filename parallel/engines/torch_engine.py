@@ -1,0 +1,138 @@
+"""The engine behind `single`, `ddp` and `fsdp2`: a wrapped module and a torch optimizer.
+
+The three differ in how the module is wrapped and in when gradients travel; their files say that. The rest is here.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from parallel.engine import CheckpointTensor, LossFn, no_limit
+from parallel.engines.clipping import clip_factor, global_norm
+from parallel.engines.moments import zero_moments
+from parallel.engines.precision import LossScaler, working_weights
+from parallel.sharded import local_part, part_of
+
+
+class TorchEngine:
+    """See `parallel.engine.Engine`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        device: torch.device,
+        called: nn.Module | None = None,
+        working_dtype: torch.dtype = torch.float32,
+        scaler: LossScaler | None = None,
+        exchange: Callable[[bool], AbstractContextManager[None]],
+        after_evaluation: Callable[[], None] = lambda: None,
+        keep_gradients: bool = False,
+    ) -> None:
+        """`called` is what the loss calls (default: the model); `exchange(last)` surrounds each micro batch and sees
+        to it that gradients travel when they must; `keep_gradients` zeroes them in place instead of freeing them."""
+        self.model = model
+        self.optimizer = optimizer
+        self._device = device
+        self._called = called or model
+        self._working_dtype = working_dtype
+        self._scaler = scaler
+        self._exchange = exchange
+        self._after_evaluation = after_evaluation
+        self._keep_gradients = keep_gradients
+        self._parameters = dict(model.named_parameters())
+        create_moments(optimizer)
+
+    def forward_backward(self, micro_batches: Sequence[Any], loss_fn: LossFn, scale: float) -> Tensor:
+        if self._scaler is not None:
+            scale *= self._scaler.scale.item()
+        losses: list[Tensor] = []
+        with working_weights(self.model, self._working_dtype):
+            for index, batch in enumerate(micro_batches):
+                with self._exchange(index == len(micro_batches) - 1):
+                    loss_S = loss_fn(self._called, batch)
+                    (loss_S.sum() * scale).backward()
+                losses.append(loss_S.detach().float())
+        return torch.stack(losses).sum(dim=0)
+
+    @torch.no_grad()
+    def step(self, lr: float, max_grad_norm: float, norm_limit: Callable[[], float] = no_limit) -> float:
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        unscale = 1.0 if self._scaler is None else 1.0 / self._scaler.scale.item()
+        on_device, limit = global_norm(gradients, self._device), norm_limit()
+        norm = on_device.item() * unscale
+        if self._scaler is not None:
+            self._scaler.update(math.isfinite(norm))
+        if math.isfinite(norm) and norm <= limit:
+            factor = clip_factor(norm, max_grad_norm) * unscale
+            if factor != 1.0:
+                torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not self._keep_gradients)
+        return norm
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any, loss_fn: LossFn) -> Tensor:
+        self._called.eval()
+        with working_weights(self.model, self._working_dtype):
+            loss_S = loss_fn(self._called, batch).float()
+        self._called.train()
+        self._after_evaluation()
+        return loss_S
+
+    def state(self) -> dict[str, CheckpointTensor]:
+        state: dict[str, CheckpointTensor] = {}
+        for name, parameter in self._parameters.items():
+            state[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state[parameter].items():
+                state[f"optim.{name}.{key}"] = value
+        return state | (self._scaler.state() if self._scaler is not None else {})
+
+    def refresh_working_weights(self) -> None:
+        """Nothing to do: parameters are the masters, and working copies are made anew in each step."""
+
+    def replicated_tensors(self) -> dict[str, Tensor]:
+        return dict(self.state())
+
+    def close(self) -> None:
+        """Nothing is held beyond memory."""
+
+
+def create_moments(optimizer: Optimizer) -> None:
+    """Before the first step, as a checkpoint needs them at any time."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = zero_moments(parameter, second=not group.get("muon"))
+
+
+def build_without_values(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """What `fill` will give values to: torch's own, drawn first, would take as long for nothing."""
+    with torch.device(device), _WithoutValues():
+        return build()
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Functions of `torch.nn.init` do nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, initial_value: Callable[[str, torch.Size], Tensor]) -> None:
+    """Copy this rank's part of each initial value into its parameter, one whole tensor in memory at a time."""
+    for name, parameter in model.named_parameters():
+        whole = initial_value(name, parameter.shape).to(parameter.device)
+        local_part(parameter.detach()).copy_(part_of(whole, like=parameter))

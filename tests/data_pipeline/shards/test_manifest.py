@@ -1,0 +1,44 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.manifest import NAME, parse_manifest
+from tests.data_pipeline.conftest import Built
+
+
+def test_a_manifest_is_read_as_it_was_written(built: Built) -> None:
+    read = parse_manifest((built.path / NAME).read_bytes(), "set")
+    assert read.fingerprint == built.manifest.fingerprint
+    assert read.splits == built.manifest.splits
+
+
+def test_the_fingerprint_is_of_rows_and_tokenizer_and_not_of_paths(built: Built) -> None:
+    manifest = built.manifest
+    assert replace(manifest, plan="other", counts={}).fingerprint == manifest.fingerprint
+    assert replace(manifest, tokenizer={"tokenizer.model": "other"}).fingerprint != manifest.fingerprint
+    train = manifest.splits["train"]
+    other = replace(train, shards=(replace(train.shards[0], xxh3="0"), *train.shards[1:]))
+    assert replace(manifest, splits={**manifest.splits, "train": other}).fingerprint != manifest.fingerprint
+
+
+def test_a_changed_manifest_is_found_out(built: Built) -> None:
+    content = json.loads((built.path / NAME).read_bytes())
+    content["splits"]["train"]["shards"][0]["rows"] += 1
+    with pytest.raises(DataError, match=r"set/manifest.json is damaged: it states the fingerprint"):
+        parse_manifest(json.dumps(content).encode(), "set")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": "x"}', b"not json"])
+def test_another_file_is_refused(data: bytes) -> None:
+    with pytest.raises(DataError, match=r"set/manifest.json is no manifest of Keepstep"):
+        parse_manifest(data, "set")
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"format keepstep-data version 99; this Keepstep reads keepstep-data version 1"
+    ):
+        parse_manifest(b'{"format": "keepstep-data", "version": 99}', "set")

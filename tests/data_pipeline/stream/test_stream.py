@@ -1,0 +1,317 @@
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_pipeline.config import DataConfig
+from data_pipeline.errors import DataError
+from data_pipeline.shards.manifest import TRAIN, VALIDATION
+from data_pipeline.stream.batch import IGNORE, Batch
+from data_pipeline.stream.stream import Stream, merge_states, open_stream
+from data_pipeline.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from tests.data_pipeline.conftest import Built
+from tests.data_pipeline.sets import build, config, documents
+
+G = 24
+
+
+@pytest.fixture(scope="module")
+def mixed(built: Built, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """Three sources: several lanes, few blocks with zstd, and a single block."""
+    folder = tmp_path_factory.mktemp("mixed")
+    build(folder / "large", documents(1300, 1), tokenizer, block_bytes=128)
+    build(folder / "small", documents(60, 2), tokenizer, compression="zstd")
+    build(folder / "tiny", documents(4, 3), tokenizer)
+    return config(folder / "large", folder / "small", folder / "tiny", weights=[5, 3, 1])
+
+
+def steps_of(
+    stream: Stream, first: int, number: int, rank: int = 0, ranks: int = 1, micro: int = 1
+) -> list[list[Batch]]:
+    steps = stream.steps(first_step=first, global_batch_size=G, micro_batch_size=micro, rank=rank, world_size=ranks)
+    return list(islice(steps, number))
+
+
+def rows(step: list[Batch]) -> list[tuple[Any, ...]]:
+    """A step's rows with all that a batch says of them, by sample."""
+    return sorted(
+        (int(batch.samples_B[b]), int(batch.sources_B[b]), *(getattr(batch, name)[b].tobytes() for name in ARRAYS))
+        for batch in step
+        for b in range(len(batch.samples_B))
+    )
+
+
+ARRAYS = ("tokens_BT", "labels_BT", "positions_BT", "documents_BT")
+
+
+@pytest.fixture(scope="module")
+def expected(mixed: DataConfig) -> list[list[tuple[Any, ...]]]:
+    """60 steps read by one rank in one go."""
+    with open_stream(mixed, seq_len=32) as stream:
+        return [rows(step) for step in steps_of(stream, 0, 60)]
+
+
+def test_sample_i_of_step_s_is_sample_s_times_g_plus_i(expected: list[list[tuple[Any, ...]]]) -> None:
+    assert [[row[0] for row in step] for step in expected] == [list(range(s * G, s * G + G)) for s in range(60)]
+    assert {row[1] for step in expected for row in step} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("prefetch", [0, 7])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_the_order_is_the_same_for_every_number_of_ranks_and_through_two_resumes(
+    mixed: DataConfig, expected: list[list[tuple[Any, ...]]], ranks: int, prefetch: int
+) -> None:
+    """Run 20 steps, save, resume on other numbers of ranks, save, and resume again."""
+    chosen = mixed.model_copy(update={"prefetch_batches": prefetch})
+    states: list[dict[str, Any]] = []
+    for first, number, world in ((0, 20, ranks), (20, 17, 12 // ranks if 12 % ranks == 0 else 2), (37, 23, ranks)):
+        got: list[list[tuple[Any, ...]]] = [[] for _ in range(number)]
+        saved = []
+        for rank in range(world):
+            with open_stream(chosen, seq_len=32) as stream:
+                if states:
+                    stream.restore(states)
+                for place, step in enumerate(steps_of(stream, first, number, rank, world)):
+                    got[place] += rows(step)
+                    assert {sample % world for sample, *_ in rows(step)} == {rank}
+                saved.append(json.loads(json.dumps(stream.state(first + number))))
+        states = saved
+        assert [sorted(step) for step in got] == expected[first : first + number]
+    assert merge_states(states)["samples"] == 60 * G
+    assert sum(entry[2] for entry in merge_states(states)["counters"]) == 60 * G
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4, 12])
+def test_the_micro_batch_size_cuts_the_same_rows(
+    mixed: DataConfig, expected: list[list[tuple[Any, ...]]], micro: int
+) -> None:
+    with open_stream(mixed, seq_len=32) as stream:
+        steps = steps_of(stream, 5, 3, rank=1, ranks=2, micro=micro)
+    assert [len(step) for step in steps] == [12 // micro] * 3
+    assert [rows(step) for step in steps] == [[row for row in step if row[0] % 2] for step in expected[5:8]]
+
+
+def test_the_next_sample_after_100_steps_of_512_is_51200_on_any_number_of_ranks(mixed: DataConfig) -> None:
+    for ranks in (4, 2, 8):
+        with open_stream(mixed, seq_len=32) as stream:
+            steps = stream.steps(first_step=100, global_batch_size=512, micro_batch_size=4, rank=0, world_size=ranks)
+            assert next(steps)[0].samples_B[0] == 51_200
+
+
+@pytest.fixture(scope="module")
+def few(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """So few blocks that an epoch ends before the next begins."""
+    path = tmp_path_factory.mktemp("few") / "set"
+    texts = documents(300, 4)
+    return Built(path, build(path, texts, tokenizer, block_bytes=2048, validation_share=0.05), texts)
+
+
+def test_one_epoch_gives_every_document_once(few: Built) -> None:
+    tokenizer = load_tokenizer(few.path / "tokenizer")
+    short = {text for text in few.texts if len(tokenizer.encode(text)) < 32}
+    with open_stream(config(few.path), seq_len=32) as stream:
+        steps = stream.steps(first_step=0, global_batch_size=1, micro_batch_size=1, rank=0, world_size=1)
+        train = [batch for (batch,) in islice(steps, few.manifest.splits[TRAIN].rows)]
+        held = list(stream.validation(sequences=10_000, micro_batch_size=1, rank=0, world_size=1))
+    found = Counter(text for batch in train + held for text in documents_of(batch, tokenizer))
+    assert len(short) > 50
+    assert {text: count for text, count in found.items() if text in short} == dict.fromkeys(short, 1)
+
+
+def documents_of(batch: Batch, tokenizer: Tokenizer) -> list[str]:
+    """The texts of a batch of one row, without the ends of documents."""
+    ends = np.flatnonzero(np.diff(batch.documents_BT[0])) + 1
+    return [tokenizer.decode(piece[:-1].tolist()) for piece in np.split(batch.tokens_BT[0], ends) if len(piece) > 1]
+
+
+def test_boundaries_are_those_that_the_shard_records(built: Built) -> None:
+    """The reader finds ends of documents by their token; the shard lists starts as well."""
+    with open_stream(config(built.path), seq_len=32) as stream:
+        reader = stream._train[0]
+        zeros = np.zeros(reader.rows, np.int64)
+        tokens, used = reader.cut_rows(np.arange(reader.rows), 1, zeros, zeros)
+        for row in range(reader.rows):
+            starts, pieces = reader.origins(row // 4)
+            recorded = pieces[starts[row % 4] : starts[row % 4 + 1]]["start"].tolist()
+            ends = np.flatnonzero(tokens[row, : used[row] - 1] == stream.end_of_document) + 1
+            assert recorded == [0, *ends.tolist()]
+
+
+@pytest.mark.parametrize("seq_len", [16, 8, 1])
+def test_rows_are_read_at_any_divisor_of_their_length(few: Built, seq_len: int) -> None:
+    with open_stream(config(few.path), seq_len=seq_len) as stream:
+        number = few.manifest.splits[TRAIN].rows * (32 // seq_len)
+        steps = stream.steps(first_step=0, global_batch_size=1, micro_batch_size=1, rank=0, world_size=1)
+        cut = sorted(batch.tokens_BT[0].tobytes() for (batch,) in islice(steps, number))
+    with open_stream(config(few.path), seq_len=32) as stream:
+        steps = stream.steps(first_step=0, global_batch_size=1, micro_batch_size=1, rank=0, world_size=1)
+        whole = np.concatenate([batch.tokens_BT[0] for (batch,) in islice(steps, few.manifest.splits[TRAIN].rows)])
+    assert cut == sorted(row.tobytes() for row in whole.reshape(-1, seq_len))
+
+
+def test_a_length_that_does_not_divide_the_rows_is_refused(built: Built) -> None:
+    with pytest.raises(DataError, match=r"model.seq_len \(24\) must divide the rows of .* \(32 tokens\).*data repack"):
+        open_stream(config(built.path), seq_len=24)
+
+
+def test_a_batch_that_does_not_divide_is_refused(built: Built) -> None:
+    with open_stream(config(built.path), seq_len=32) as stream, pytest.raises(DataError, match=r"must be a multiple"):
+        stream.steps(first_step=0, global_batch_size=10, micro_batch_size=2, rank=0, world_size=2)
+
+
+def test_the_held_out_rows_are_the_same_for_every_number_of_ranks(mixed: DataConfig) -> None:
+    with open_stream(mixed, seq_len=32) as stream:
+        available = sum(dataset.manifest.splits[VALIDATION].rows for dataset in stream._datasets)
+        for wanted in (7, 10_000):
+            expected = None
+            for ranks in (1, 2, 3):
+                got = [list(validation(stream, wanted, rank, ranks)) for rank in range(ranks)]
+                assert len({len(batches) for batches in got}) == 1
+                every = sorted(row for batches in got for row in rows(batches) if row[0] >= 0)
+                assert [row[0] for row in every] == list(range(min(wanted, available)))
+                assert expected in (None, every)
+                expected = every
+                padding = [b for batches in got for batch in batches for b in batch.labels_BT[batch.samples_B < 0]]
+                assert all((row == IGNORE).all() for row in padding)
+
+
+def validation(stream: Stream, sequences: int, rank: int, ranks: int) -> Iterator[Batch]:
+    return stream.validation(sequences=sequences, micro_batch_size=2, rank=rank, world_size=ranks)
+
+
+def test_weights_change_at_their_step_and_are_saved(mixed: DataConfig, expected: list[list[tuple[Any, ...]]]) -> None:
+    planned = DataConfig(**{**mixed.model_dump(), "weight_changes": [{"step": 30, "weights": [0.001, 1, 1]}]})
+    with open_stream(planned, seq_len=32) as stream:
+        got = [rows(step) for step in steps_of(stream, 0, 60)]
+        state = stream.state(60)
+    assert got[:30] == expected[:30]
+    assert sum(row[1] == 0 for step in got[30:] for row in step) < 30
+    assert state["weights"] == [[0, [5, 3, 1]], [30 * G, [0.001, 1, 1]]]
+    with open_stream(planned, seq_len=32) as stream:  # resumed after the change
+        stream.restore([state])
+        more = [rows(step) for step in steps_of(stream, 60, 5)]
+    with open_stream(planned, seq_len=32) as stream:
+        assert [rows(step) for step in steps_of(stream, 60, 5)] == more
+
+
+def test_weights_edited_between_two_starts_hold_from_there(
+    mixed: DataConfig, expected: list[list[tuple[Any, ...]]]
+) -> None:
+    with open_stream(mixed, seq_len=32) as stream:
+        steps_of(stream, 0, 30)
+        saved = stream.state(30)
+    edited = config(*(source.path for source in mixed.sources), weights=[1, 1, 4])
+    with open_stream(edited, seq_len=32) as stream:
+        stream.restore([saved])
+        first = [rows(step) for step in steps_of(stream, 30, 10)]
+        later = stream.state(40)
+    assert later["weights"] == [[0, [5, 3, 1]], [30 * G, [1, 1, 4]]]
+    assert first != expected[30:40]
+    with open_stream(edited, seq_len=32) as stream:  # and a second resume goes on the same way
+        stream.restore([saved])
+        whole = [rows(step) for step in steps_of(stream, 30, 20)]
+    with open_stream(edited, seq_len=32) as stream:
+        stream.restore([later])
+        assert whole == first + [rows(step) for step in steps_of(stream, 40, 10)]
+
+
+def test_changes_of_weights_must_fit() -> None:
+    with pytest.raises(ValueError, match=r"needs one weight above 0 for each of the 2 sources, not \[1.0\]"):
+        config("a", "b", weight_changes=[{"step": 1, "weights": [1]}])
+    with pytest.raises(ValueError, match=r"in the order of their steps, each step once, not \[2, 2\]"):
+        config("a", weight_changes=[{"step": 2, "weights": [1]}, {"step": 2, "weights": [2]}])
+
+
+def saved_state(chosen: DataConfig, **changes: Any) -> dict[str, Any]:
+    with open_stream(chosen, seq_len=32) as stream:
+        steps_of(stream, 0, 3)
+        return {**stream.state(3), **changes}
+
+
+def test_another_data_set_under_a_resume_is_refused_with_what_changed(
+    built: Built, tokenizer: Path, tmp_path: Path
+) -> None:
+    state = saved_state(config(built.path))
+    build(tmp_path / "other", documents(299), tokenizer, validation_share=0.05)
+    message = r"other is not the data set that the checkpoint was trained on \(.*set, fingerprint .*documents \d+ -> "
+    with open_stream(config(tmp_path / "other"), seq_len=32) as stream, pytest.raises(DataError, match=message):
+        stream.restore([state])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 7}, r"data.seed 7, but now it is 1"),
+        ({"seq_len": 16}, r"model.seq_len 16, but now it is 32"),
+        ({"sources": []}, r"number of data.sources 0, but now it is 1"),
+    ],
+)
+def test_a_resume_under_another_order_is_refused(built: Built, changes: dict[str, Any], message: str) -> None:
+    state = saved_state(config(built.path), **changes)
+    with open_stream(config(built.path), seq_len=32) as stream, pytest.raises(DataError, match=message):
+        stream.restore([state])
+
+
+def test_a_resume_at_another_sample_is_refused(built: Built) -> None:
+    state = saved_state(config(built.path))
+    with open_stream(config(built.path), seq_len=32) as stream:
+        stream.restore([state])
+        with pytest.raises(DataError, match=r"stands at sample 72 \(3 steps of 24\), but step 4 of .* sample 96"):
+            steps_of(stream, 4, 1)
+
+
+def test_a_moved_data_set_is_the_same(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "moved").symlink_to(built.path)
+    with open_stream(config(tmp_path / "moved"), seq_len=32) as stream:
+        stream.restore([saved_state(config(built.path))])
+        assert len(steps_of(stream, 3, 1)) == 1
+
+
+def test_tensor_parallel_peers_count_once(built: Built) -> None:
+    state = saved_state(config(built.path))
+    assert merge_states([state, state])["counters"] == state["counters"]
+
+
+def test_counters_are_those_of_the_steps_done_however_far_it_read(built: Built) -> None:
+    for prefetch in (0, 16):
+        with open_stream(config(built.path, prefetch_batches=prefetch), seq_len=32) as stream:
+            steps = stream.steps(first_step=0, global_batch_size=G, micro_batch_size=4, rank=0, world_size=1)
+            for step in range(1, 12):
+                next(steps)
+                assert sum(entry[2] for entry in stream.state(step)["counters"]) == step * G
+
+
+def test_a_new_start_of_steps_ends_the_one_before(built: Built) -> None:
+    before = threading.active_count()
+    with open_stream(config(built.path, prefetch_batches=16), seq_len=32) as stream:
+        for first in (0, 5, 2):
+            steps_of(stream, first, 2)
+            assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+
+
+def test_sources_of_different_tokenizers_are_refused(built: Built, tmp_path: Path) -> None:
+    from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
+
+    train_sentencepiece(documents(50), tmp_path / "tokenizer", vocab_size=300)
+    build(tmp_path / "other", documents(30), tmp_path / "tokenizer")
+    with pytest.raises(DataError, match=r"data.sources\[1\] .*other was built with another tokenizer than"):
+        open_stream(config(built.path, tmp_path / "other"), seq_len=32)
+
+
+def test_a_path_without_a_data_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no data set in .* \(no manifest.json\); check data.sources or build one"):
+        open_stream(config(tmp_path), seq_len=32)
+
+
+def test_the_stream_knows_its_tokenizer(built: Built) -> None:
+    with open_stream(config(built.path), seq_len=32) as stream:
+        loaded = load_tokenizer(stream.tokenizer_dir)
+        assert (stream.vocab_size, stream.end_of_document) == (loaded.vocab_size, loaded.end_of_document)
+        assert stream.source_names == ("set",)

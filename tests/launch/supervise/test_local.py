@@ -1,0 +1,127 @@
+"""What `keepstep run` makes of its options, without starting anything."""
+
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from launch import cli
+from launch.supervise import network
+from launch.supervise.local import Node, choose_ranks, count_gpus, environment, run_id, torchrun_arguments
+from parallel.errors import LaunchError
+from train.exit_codes import STOPPED
+
+RECIPE = "recipes/laptop.yaml"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "device", "ranks"),
+    [
+        (None, 0, "auto", 1),
+        (None, 4, "auto", 4),
+        (None, 4, "cpu", 1),
+        (2, 4, "auto", 2),
+        (6, 0, "auto", 6),
+        (6, 4, "cpu", 6),
+    ],
+)
+def test_ranks_are_the_gpus_unless_told_otherwise(wanted, gpus, device, ranks):
+    assert choose_ranks(wanted, gpus, device) == ranks
+
+
+def test_more_ranks_than_gpus_are_refused():
+    with pytest.raises(LaunchError, match=re.escape("--ranks (8) is more than this machine's GPUs (4); use --ranks 4")):
+        choose_ranks(8, 4, "auto")
+
+
+def test_visible_devices_are_counted():
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "0,2,5"}) == 3
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nodes", "2"], "--nodes 2 needs --node-rank (0 to 1) and --head HOST:PORT on every node"),
+        (["--nodes", "2", "--node-rank", "2", "--head", "h:1"], "--node-rank (2) must be from 0 to --nodes - 1 (1)"),
+        (["--nodes", "0"], "--nodes (0) must be at least 1"),
+        (["--node-rank", "1"], "--node-rank (1) is for several nodes; add --nodes N"),
+        (["--ranks", "0"], "--ranks (0) must be at least 1"),
+        (
+            ["--nodes", "2", "--node-rank", "1", "--head", "::1:29400"],
+            "write an IPv6 address in brackets, such as [::1]",
+        ),
+        (
+            ["--nodes", "2", "--node-rank", "1", "--head", "nowhere.invalid:29400"],
+            "the head nowhere.invalid is not known",
+        ),
+        (["train.stepz=3"], "did you mean train.steps?"),
+    ],
+)
+def test_options_that_do_not_fit_end_at_once_with_code_2(options, message, capsys):
+    assert cli.main(["run", RECIPE, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_taken_port_is_named_before_anything_starts(capsys):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"port {port} of this machine .* is taken"):
+            network.check_free(port)
+
+
+def test_a_head_that_does_not_answer_is_named():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    with pytest.raises(
+        LaunchError, match=rf"node 0 does not answer at 127.0.0.1:{port} after 0 s \(Connection refused\)"
+    ):
+        network.wait_for_head("127.0.0.1", port, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("10.0.0.1:29400", "10.0.0.1", 29400), ("[::1]:29400", "::1", 29400), ("a.b.example:1", "a.b.example", 1)],
+)
+def test_heads_are_names_addresses_or_bracketed_ipv6(text, host, port):
+    assert network.parse_endpoint(text) == (host, port)
+    assert network.endpoint(host, port) == text
+
+
+@pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:70000", "host:port"])
+def test_a_head_without_host_or_port_is_refused(text):
+    with pytest.raises(LaunchError, match=re.escape(f"--head {text} must read HOST:PORT")):
+        network.parse_endpoint(text)
+
+
+def test_node_0_hosts_the_meeting_and_no_other_node_does():
+    for rank, host in ((0, "true"), (1, "false")):
+        node = Node(4, nodes=2, node_rank=rank, head="10.0.0.1", port=29400, address="10.0.0.2", interface="ib0")
+        arguments = torchrun_arguments(node, Path("logs"), "run", max_restarts=3)
+        assert f"--rdzv-conf=is_host={host},join_timeout=300" in arguments
+        assert "--rdzv-endpoint=10.0.0.1:29400" in arguments
+        assert environment(node, {})["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+def test_what_the_user_has_set_is_left_alone():
+    assert "OMP_NUM_THREADS" not in environment(Node(2), {"OMP_NUM_THREADS": "3"})
+
+
+def test_each_attempt_of_a_job_meets_under_its_own_name():
+    job = {"SLURM_JOB_ID": "7"}
+    assert run_id(Node(1), job) == "job7.0"
+    assert run_id(Node(1), job | {"SLURM_RESTART_COUNT": "2"}) == "job7.2"
+
+
+def test_a_stop_before_the_ranks_are_started_is_a_stop_and_no_failure(monkeypatch, capsys):
+    monkeypatch.setattr(network, "wait_for_head", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("launch.supervise.local.reached_at", lambda *_: ("10.0.0.8", "eth0"))
+    options = ["run", RECIPE, "--nodes=2", "--node-rank=1", "--head=127.0.0.1:29400"]
+    assert cli.main(options) == STOPPED
+    assert "the start was stopped (SIGTERM)" in capsys.readouterr().err

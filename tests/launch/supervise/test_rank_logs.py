@@ -1,0 +1,119 @@
+"""Files of ranks that later starts append to."""
+
+import io
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.supervise.rank_logs import (
+    LAST_LINES,
+    REDIRECT,
+    VARIABLE,
+    Failure,
+    Follower,
+    RankLogs,
+    last_lines,
+    root_cause,
+)
+
+
+def environments(restart: int = 0, first_rank: int = 0) -> dict[int, dict[str, str]]:
+    return {
+        local: {
+            "RANK": str(first_rank + local),
+            "WORLD_SIZE": "4",
+            "GROUP_WORLD_SIZE": "2",
+            "TORCHELASTIC_RUN_ID": "job7.0",
+            "TORCHELASTIC_RESTART_COUNT": str(restart),
+        }
+        for local in range(2)
+    }
+
+
+def write_as_rank(env: dict[str, str], words: str) -> None:
+    argv = ["sh", "-c", REDIRECT, "sh", "sh", "-c", f"echo {words}; echo {words} again >&2"]
+    subprocess.run(argv, env=os.environ | env, check=True)
+
+
+def test_each_start_appends_a_headline_and_both_streams(tmp_path: Path) -> None:
+    logs = RankLogs(tmp_path, terminal=False)
+    for restart in range(2):
+        envs = environments(restart, first_rank=2)
+        logs.reify(envs)
+        write_as_rank(envs[1], f"start {restart}")
+    logs.show_all()
+    lines = (tmp_path / "rank-3.log").read_text().splitlines()
+    assert [line.partition(" rank ")[2] for line in lines[::3]] == [
+        "3 of 4, job7.0, restart 0",
+        "3 of 4, job7.0, restart 1",
+    ]
+    assert last_lines(tmp_path / "rank-3.log") == ["start 1", "start 1 again"]
+
+
+def test_the_first_rank_is_shown_once_and_with_its_number_where_there_are_several_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):  # the second launcher does not repeat what the first one showed
+        logs = RankLogs(tmp_path, terminal=False)
+        envs = environments()
+        logs.reify(envs)
+        write_as_rank(envs[0], "hello")
+        write_as_rank(envs[1], "quiet")
+        logs.show_all()
+        assert capsys.readouterr().err == "[0] hello\n[0] hello again\n"
+
+
+def test_on_a_terminal_the_first_rank_keeps_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logs = RankLogs(tmp_path, terminal=True)
+    envs = environments()
+    logs.reify(envs)
+    write_as_rank(envs[0], "hello")
+    assert capfd.readouterr() == ("hello\n", "hello again\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["rank-1.log"]
+
+
+def test_without_a_place_for_logs_ranks_write_to_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    envs = environments()
+    RankLogs(tmp_path / "file", terminal=False).reify(envs)
+    assert "keepstep: rank 0 writes here, not to" in capfd.readouterr().err
+    assert [env[VARIABLE] for env in envs.values()] == ["", ""]
+
+
+def test_a_follower_shows_the_rest_before_it_ends(tmp_path: Path) -> None:
+    file, out = tmp_path / "log", io.StringIO()
+    file.write_text("old\n")
+    follower = Follower(file, 4, "> ", out)
+    with file.open("a") as lines:
+        for i in range(3):
+            print(f"new {i}", file=lines, flush=True)
+            time.sleep(0.05)
+    follower.close()
+    assert out.getvalue() == "> new 0\n> new 1\n> new 2\n"
+
+
+def test_only_the_end_of_a_long_log_is_told(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"{i}\n" for i in range(1000)))
+    assert last_lines(tmp_path / "log") == [str(i) for i in range(1000 - LAST_LINES, 1000)]
+
+
+def test_the_cause_of_failures_is_the_rank_that_spoke_first_and_was_not_ended_by_others(tmp_path: Path) -> None:
+    ends = {
+        "a": (10.0, "signal SIGTERM", (True, False, True)),
+        "b": (11.0, "exit code 1", (False, True, True)),
+        "c": (12.0, "signal SIGKILL", (False, False, True)),
+        "d": (13.0, "exit code 1", (False, False, True)),
+    }
+    for host, (seconds, ending, suspicion) in ends.items():
+        (tmp_path / host).mkdir()
+        Failure(seconds, 0, host, ending, suspicion, "", []).save(tmp_path / host)
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e/failure.json").write_text("{torn")
+    for since, host in ((0.0, "c"), (12.5, "d"), (14.0, None)):
+        cause = root_cause(tmp_path, since)
+        assert (cause and cause.host) == host

@@ -1,0 +1,87 @@
+"""One rank of each recipe's world, in this process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from launch.fake_world import describe, lines_about, run_fake_world
+from parallel.analysis.fake_world import describe_rank
+from parallel.errors import LaunchError
+from tests.parallel.engine_trial import LOSS, config_of, micro_batches, trainable
+from tests.parallel.ranks import ROOT
+from train.config_file import load_recipe
+
+RECIPES = ROOT / "recipes"
+WORLDS = {"laptop": (4, 1), "gpt2-124m": (8, 5), "llama-1b": (128, 3), "llama-8b": (512, 13), "llama-70b": (1024, 513)}
+
+
+def fake(world_size: int, rank: int = 0, **settings: Any):
+    def batches(runtime: Any) -> list[Any]:
+        return micro_batches(0, runtime, number=2)[0]
+
+    config = config_of(**settings)
+    return describe_rank(config, trainable(), world_size=world_size, rank=rank, micro_batches=batches, loss_fn=LOSS)
+
+
+def test_every_recipe_has_a_world_here() -> None:
+    assert {path.stem for path in RECIPES.glob("*.yaml")} == WORLDS.keys()
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_each_recipe_builds_and_steps_on_a_fake_rank_as_the_formulas_say(name: str) -> None:
+    recipe = load_recipe(RECIPES / f"{name}.yaml")
+    world_size, rank = WORLDS[name]
+    found = describe(recipe, world_size, rank)
+    assert found.layout.world_size == world_size
+    assert found.counted_state_bytes == pytest.approx(found.state_bytes, rel=1e-3)
+    assert found.counted_traffic is not None
+    if recipe.parallel.tensor == 1:
+        assert found.counted_traffic == pytest.approx(found.traffic, rel=1e-3)
+    else:
+        assert all(found.counted_traffic[kind] > size for kind, size in found.traffic.items())
+    text = "\n".join(lines_about(recipe, found, rank))
+    assert f"rank {rank} of {world_size}" in text
+    assert f"{found.parameters:,}" in text
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine": "fsdp2", "replicate": 2},
+        {"engine": "fsdp2", "reshard_after_forward": False},
+        {"engine": "fsdp2", "reduce_every_micro_batch": False, "activation_checkpointing": "selective"},
+        {"engine": "ddp", "precision": "bf16"},
+    ],
+)
+def test_a_fake_step_moves_what_the_formula_says(settings: dict[str, Any]) -> None:
+    found = fake(4, rank=2, **settings)
+    assert found.counted_traffic == pytest.approx(found.traffic, rel=1e-3)
+    assert found.counted_state_bytes == pytest.approx(found.state_bytes, rel=1e-3)
+
+
+def test_a_rank_knows_its_place_on_each_axis() -> None:
+    found = fake(8, rank=5, engine="fsdp2", replicate=2, tensor=2)
+    assert found.coordinates == (1, 0, 1)
+
+
+def test_zero_is_described_by_its_formulas() -> None:
+    found = fake(8, engine="zero3", precision="bf16")
+    assert found.counted_traffic is None
+    assert found.counted_state_bytes is None
+    assert found.held_parameters == found.parameters // 8
+
+
+def test_a_rank_outside_of_its_world_is_refused() -> None:
+    with pytest.raises(LaunchError, match=r"--fake-rank \(8\) must be at least 0 and below --fake-world \(8\)"):
+        fake(8, rank=8, engine="fsdp2")
+
+
+def test_the_command_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe: Path = RECIPES / "laptop.yaml"
+    assert run_fake_world(recipe, ["parallel.engine=zero2", "parallel.reshard_after_forward=true"], 4, 3) == 0
+    printed = capsys.readouterr().out
+    assert "rank 3 of 4, engine zero2" in printed
+    assert "DeepSpeed takes no step on fake tensors" in printed

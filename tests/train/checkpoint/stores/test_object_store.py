@@ -1,0 +1,109 @@
+"""Checkpoints in an object store: the manifest, written last, makes one count."""
+
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+import torch
+
+from train.checkpoint.format.verify import damage
+from train.checkpoint.manager import CheckpointManager, SavedProgress
+from train.checkpoint.stores.object_store import ObjectFolder, ObjectRoot
+from train.config import CheckpointConfig
+
+URL = "memory://run/checkpoints"
+
+
+@pytest.mark.filterwarnings("ignore")  # of moto, botocore and s3fs
+def test_an_s3_bucket_holds_checkpoints(monkeypatch) -> None:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    fsspec.filesystem("s3").mkdir("bucket")
+    url = "s3://bucket/run/checkpoints"
+    manager = CheckpointManager(url, CheckpointConfig(keep_last=2), {}, lambda *_, **__: None)
+    for step in (1, 2, 3):
+        save(manager, step)
+    assert load(manager) == (3, 3.0)
+    assert ObjectRoot(url).steps() == [2, 3]
+    store = fsspec.filesystem("s3")
+    (shard,) = store.glob("bucket/run/checkpoints/step-00000003/*/shard-00000.safetensors")
+    store.pipe_file(shard, store.cat_file(shard)[:-1])
+    assert load(manager) == (2, 2.0)
+    manager.close()
+    server.stop()
+
+
+@pytest.fixture
+def manager() -> Iterator[CheckpointManager]:
+    fsspec.filesystem("memory").store.clear()
+    manager = CheckpointManager(URL, CheckpointConfig(keep_last=2), {}, lambda *_, **__: None)
+    yield manager
+    manager.close()
+    fsspec.filesystem("memory").store.clear()
+
+
+def save(manager: CheckpointManager, step: int, value: float | None = None) -> None:
+    manager.save(SavedProgress(step, step), {"model.w": torch.full((9, 3), float(value or step))}, {})
+    manager.wait()
+
+
+def load(manager: CheckpointManager) -> tuple[int, float]:
+    fresh = torch.zeros(9, 3)
+    loaded = manager.load_newest({"model.w": fresh})
+    assert loaded is not None
+    assert (fresh == fresh[0, 0]).all()
+    return loaded.progress.step, fresh[0, 0].item()
+
+
+def test_what_is_saved_there_comes_back(manager: CheckpointManager) -> None:
+    for step in (1, 2, 3):
+        save(manager, step)
+    assert load(manager) == (3, 3.0)
+    assert ObjectRoot(URL).steps() == [2, 3]  # retention removed the first
+    assert damage(ObjectFolder(f"{URL}/step-00000003")) == []
+
+
+def test_shards_without_a_manifest_do_not_count(manager: CheckpointManager) -> None:
+    save(manager, 1)
+    root = ObjectRoot(URL)
+    root.attempt(root.begin(2)).write("abc/shard-00000.safetensors", [b"half of it"])
+    assert load(manager) == (1, 1.0)
+
+
+def test_a_step_saved_again_replaces_the_old_at_once(manager: CheckpointManager) -> None:
+    save(manager, 1)
+    save(manager, 1, value=5)
+    assert load(manager) == (1, 5.0)
+    assert len(fsspec.filesystem("memory").ls("run/checkpoints/step-00000001")) == 2  # a manifest, one folder of shards
+
+
+def test_a_failed_save_leaves_nothing_and_the_old_loads(manager: CheckpointManager, monkeypatch) -> None:
+    save(manager, 1)
+
+    def fail(*_: object) -> None:
+        raise OSError("the store says no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectFolder, "write", fail)
+        save(manager, 2)
+    assert load(manager) == (1, 1.0)
+    assert ObjectRoot(URL).steps() == [1]
+
+
+def test_damage_there_is_found_and_passed_over(manager: CheckpointManager) -> None:
+    save(manager, 1)
+    save(manager, 2)
+    store = fsspec.filesystem("memory")
+    (shard,) = store.glob("run/checkpoints/step-00000002/*/shard-00000.safetensors")
+    data = bytearray(store.cat_file(shard))
+    data[4100] ^= 8
+    store.pipe_file(shard, bytes(data))
+    assert load(manager) == (1, 1.0)
+    assert ObjectRoot(URL).steps() == [1]
+    assert len(ObjectRoot(URL).quarantined()) == 1

@@ -1,0 +1,81 @@
+"""The fast tier over three nodes of one rank each: what survives the loss of nodes and of shards."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.checkpoint.manager import CheckpointManager, SavedProgress
+from train.config import CheckpointConfig
+
+SCRIPT = Path(__file__).with_name("tier_ranks.py")
+SCENARIOS = ["nothing", "lose_one", "lose_two", "damage", "lose_a_shard"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """What the ranks of each scenario found, rank 0 first."""
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("tier")), *SCENARIOS],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr[-6000:]
+    lines: dict[str, list[dict]] = {name: [] for name in SCENARIOS}
+    for line in map(json.loads, run.stdout.splitlines()):
+        lines[line["scenario"]].append(line)
+    return {name: sorted(ranks, key=lambda line: line["rank"]) for name, ranks in lines.items()}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "step", "local"),
+    [
+        ("nothing", 3, True),
+        ("lose_one", 3, True),
+        ("lose_two", 1, False),
+        ("damage", 3, True),
+        ("lose_a_shard", 2, True),
+    ],
+)
+def test_the_newest_step_that_the_survivors_hold_is_used(found, scenario: str, step: int, local: bool) -> None:
+    assert len(found[scenario]) == 3
+    for line in found[scenario]:
+        assert (line["step"], line["local"], line["right"], line["rng"]) == (step, local, True, True)
+        assert line["rank_states"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+
+
+def test_a_damaged_copy_is_named_and_the_peers_is_used(found) -> None:
+    ((kind, details), saved) = found["damage"][0]["events"]
+    assert kind == "quarantined"
+    assert "shard-00000.safetensors: model.w" in details["error"]
+    assert saved[0] == "saved"
+
+
+def test_the_newer_of_the_two_tiers_is_used(tmp_path: Path) -> None:
+    config = CheckpointConfig(local_dir=str(tmp_path / "node"))
+    manager = CheckpointManager(tmp_path / "shared", config, {}, lambda *_, **__: None)
+    for step, local in ((1, True), (2, False), (3, True), (4, False)):
+        manager.save(SavedProgress(step, step), {"model.w": torch.full((3,), float(step))}, {}, local=local)
+        manager.wait()
+        fresh = torch.zeros(3)
+        loaded = manager.load_newest({"model.w": fresh})
+        assert loaded is not None
+        assert loaded.progress.step == step
+        assert ("node" in loaded.path.split("/")) == local
+        assert torch.equal(fresh, torch.full((3,), float(step)))
+    manager.close()
+
+
+def test_a_node_keeps_two_checkpoints_of_this_tier(tmp_path: Path) -> None:
+    config = CheckpointConfig(local_dir=str(tmp_path / "node"))
+    manager = CheckpointManager(tmp_path / "shared", config, {}, lambda *_, **__: None)
+    for step in range(1, 6):
+        manager.save(SavedProgress(step, step), {"model.w": torch.ones(3)}, {}, local=True)
+    manager.close()
+    assert sorted(path.name for path in tmp_path.glob("node/*/*")) == ["step-00000004", "step-00000005"]

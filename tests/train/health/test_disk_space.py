@@ -1,0 +1,49 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from train.config import Recipe
+from train.errors import ConfigError
+from train.health.disk_space import BYTES_PER_PARAMETER, check_space, space_needed
+from train.model.flops import count_parameters
+
+
+def recipe(steps: int = 1000, **checkpoint: int) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "run",
+            "model": {"vocab_size": 64, "seq_len": 8, "n_layers": 1, "n_heads": 1, "d_model": 8},
+            "data": {"sources": [{"path": "data"}]},
+            "optim": {"lr": 1e-3, "warmup_steps": 1},
+            "train": {"steps": steps, "global_batch_size": 4, "micro_batch_size": 1},
+            "checkpoint": {"every": 10, **checkpoint},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "present", "checkpoints"),
+    [
+        (recipe(keep_last=3), 0, 4),
+        (recipe(keep_last=3), 3, 1),
+        (recipe(keep_last=3, keep_best=2), 0, 6),
+        (recipe(keep_last=3, keep_every=500), 0, 6),
+        (recipe(steps=15, keep_last=3), 0, 3),
+        (recipe(keep_last=3), 9, 1),
+    ],
+)
+def test_room_is_needed_for_what_is_kept_and_one_more(run: Recipe, present: int, checkpoints: int) -> None:
+    assert space_needed(run, present) == checkpoints * BYTES_PER_PARAMETER * count_parameters(run.model)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_space(recipe(), tmp_path / "checkpoints")
+    usage = shutil.disk_usage(tmp_path)._replace(free=space_needed(recipe(), 0) - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(
+        ConfigError, match=r"GiB free, but the checkpoints still to come need .* keep fewer checkpoints"
+    ):
+        check_space(recipe(), tmp_path / "checkpoints")

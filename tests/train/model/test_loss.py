@@ -1,0 +1,85 @@
+"""The fused loss is the plain loss, and so are its gradients. Case 1."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import train.model.loss
+from data_pipeline.stream.batch import IGNORE
+from train.model.loss import cross_entropy_by_row, linear_cross_entropy_by_row
+
+B, T, D, V = 4, 24, 32, 160
+
+
+def made_up(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x_BTD = torch.randn(B, T, D, generator=generator).to(dtype).requires_grad_()
+    weight_VD = (torch.randn(V, D, generator=generator) * 0.2).to(dtype).requires_grad_()
+    labels_BT = torch.randint(0, V, (B, T), generator=generator)
+    labels_BT[0, 5:9] = labels_BT[2] = IGNORE
+    return x_BTD, weight_VD, labels_BT
+
+
+@pytest.fixture(params=[1, 7, B * T])
+def tokens_of_a_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train.model.loss, "CHUNK_TOKENS", 1)
+    monkeypatch.setattr(train.model.loss, "CHUNK_BYTES", request.param * 4 * V)
+
+
+@pytest.mark.usefixtures("tokens_of_a_chunk")
+def test_loss_and_gradients_are_those_of_the_plain_loss() -> None:
+    x_BTD, weight_VD, labels_BT = made_up()
+    scale = 1 / 57
+    fused_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
+    plain_B = cross_entropy_by_row(x_BTD @ weight_VD.T, labels_BT)
+    torch.testing.assert_close(fused_B, plain_B, rtol=1e-6, atol=1e-6)
+    fused = torch.autograd.grad(fused_B.sum() * scale, (x_BTD, weight_VD))
+    plain = torch.autograd.grad(plain_B.sum() * scale, (x_BTD, weight_VD))
+    for mine, theirs in zip(fused, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_bf16_loss_is_as_near_to_the_exact_one_as_the_plain_loss_in_bf16() -> None:
+    x_BTD, weight_VD, labels_BT = made_up(torch.bfloat16)
+    exact = cross_entropy_by_row(x_BTD.double() @ weight_VD.double().T, labels_BT).sum()
+    fused = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT).sum()
+    assert fused.item() == pytest.approx(exact.item(), rel=1e-3)
+    exact_d = torch.autograd.grad(exact, weight_VD)[0].double()
+    fused_d = torch.autograd.grad(fused, weight_VD)[0].double()
+    assert ((fused_d - exact_d).norm() / exact_d.norm()).item() < 0.01
+
+
+def test_a_label_that_is_ignored_moves_nothing() -> None:
+    x_BTD, weight_VD, labels_BT = made_up()
+    loss_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
+    loss_B.sum().backward()
+    assert loss_B[2].item() == 0
+    assert x_BTD.grad is not None
+    assert not x_BTD.grad[labels_BT == IGNORE].any()
+    assert x_BTD.grad[labels_BT != IGNORE].any(dim=-1).all()
+
+
+def test_rows_that_weigh_differently_are_refused() -> None:
+    x_BTD, weight_VD, labels_BT = made_up()
+    loss_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
+    with pytest.raises(RuntimeError, match="one gradient for all rows"):
+        (loss_B * torch.arange(B)).sum().backward()
+
+
+def test_without_gradients_none_are_computed() -> None:
+    x_BTD, weight_VD, labels_BT = made_up()
+    with torch.no_grad():
+        loss_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
+    assert not loss_B.requires_grad
+    torch.testing.assert_close(loss_B, linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT).detach())
+
+
+@pytest.mark.gpu
+def test_the_kernel_on_cuda_agrees_with_the_plain_loss() -> None:
+    x_BTD, weight_VD, labels_BT = (t.detach().cuda() for t in made_up())
+    x_BTD.requires_grad_()
+    fused_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
+    plain_B = cross_entropy_by_row(x_BTD @ weight_VD.T, labels_BT)
+    torch.testing.assert_close(fused_B, plain_B, rtol=1e-5, atol=1e-5)
+    mine, theirs = (torch.autograd.grad(loss.sum(), x_BTD)[0] for loss in (fused_B, plain_B))
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
