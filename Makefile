@@ -44,7 +44,7 @@ clean:
 $(INSTALLED): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) $(PIP) --constraint .ci/constraints.txt torch setuptools wheel ninja
-	$(PY) $(PIP) --constraint .ci/constraints.txt --no-build-isolation --editable ".[dev,s3,tiktoken,fp8]"
+	$(PY) $(PIP) --constraint .ci/constraints.txt --no-build-isolation --editable ".[dev,docs,s3,tiktoken,fp8]"
 	touch $@
 
 $(PEERS)/.installed: .ci/constraints.txt
