@@ -1,7 +1,7 @@
-"""By which address and interface other nodes reach this machine.
+"""The address and the interface at which other nodes reach this machine.
 
-Debian maps a machine's own name to 127.0.1.1, and `localhost` may be ::1 or 127.0.0.1; so what other nodes must reach
-is always told as an address, taken from the network interfaces themselves. Imports no torch.
+Debian maps a machine's own name to 127.0.1.1, and `localhost` may be ::1 or 127.0.0.1. So names are not enough: other
+nodes always get an address, taken from the network interfaces themselves. Imports no torch.
 """
 
 import ipaddress
@@ -13,22 +13,23 @@ from parallel.errors import LaunchError
 
 
 def address_of(host: str) -> str:
-    """The address that a name stands for here. LaunchError if there is none."""
+    """The address of a host name, as this machine resolves it. Raises LaunchError if it cannot."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except socket.gaierror as error:
         raise LaunchError(
-            f"the head {host} is not known on {socket.gethostname()} ({error.strerror}); use an IP address"
+            f"{socket.gethostname()} cannot resolve the head node's name {host} ({error.strerror}); use an IP address"
         ) from None
 
 
 def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach the address."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def own_addresses() -> dict[str, str]:
-    """This machine's addresses and the interface of each, loopback left out."""
-    found = {}
+    """The interface of each address of this machine, except loopback."""
+    found: dict[str, str] = {}
     for interface, addresses in psutil.net_if_addrs().items():
         for address in addresses:
             if address.family in (socket.AF_INET, socket.AF_INET6):
@@ -39,7 +40,9 @@ def own_addresses() -> dict[str, str]:
 
 
 def head_here(host: str) -> str:
-    """On the head node: the address of its own at which the others reach it."""
+    """The address at which other nodes reach the head node, found on the head node itself.
+
+    Raises LaunchError if the host name does not lead to one."""
     address, own = address_of(host), own_addresses()
     if address in own:
         return address
@@ -47,32 +50,37 @@ def head_here(host: str) -> str:
     if is_loopback(address) and len(usable) == 1:
         return usable[0]
     raise LaunchError(
-        f"the head {host} is {address} on this machine ({socket.gethostname()}), which other nodes cannot reach here; "
-        f"use one of its own addresses: {', '.join(usable) or 'it has none'}"
+        f"the head node {host} resolves to {address} on {socket.gethostname()} itself, where other nodes cannot reach "
+        f"it; use one of its own addresses: {', '.join(usable) or 'it has none'}"
     )
 
 
 def address_towards(host: str, port: int) -> str:
-    """On another node: the address from which packets to the head leave. Sends nothing."""
+    """The address of this machine from which packets to the head node leave. Sends nothing.
+
+    Raises LaunchError if there is no route."""
     address = address_of(host)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))
         except OSError as error:
-            raise LaunchError(f"no way from {socket.gethostname()} to the head {host}: {error.strerror}") from None
+            raise LaunchError(
+                f"{socket.gethostname()} has no route to the head node {host} ({error.strerror}); check the network, "
+                "or use another address of the head node"
+            ) from None
         return str(probe.getsockname()[0])
 
 
 def reached_at(host: str, port: int, is_head: bool) -> tuple[str, str]:
-    """The address and the interface by which the other nodes reach this machine, given how they name the head.
+    """The address and the interface at which other nodes reach this machine. `host` is how they name the head node.
 
-    LaunchError if they cannot be told."""
+    Raises LaunchError if they cannot be found."""
     address = head_here(host) if is_head else address_towards(host, port)
     interface = own_addresses().get(address)
     if interface is None:
         raise LaunchError(
-            f"no network interface of {socket.gethostname()} has the address {address}, from which the head {host} is "
-            "reached; check the head's address"
+            f"no network interface of {socket.gethostname()} has the address {address}, from which it reaches the head "
+            f"node {host}; check the head node's address"
         )
     return address, interface

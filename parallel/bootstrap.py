@@ -1,11 +1,13 @@
-"""The first and the last moment of a rank: device, process group, mesh and seeds; and leaving in one piece."""
+"""Start and end of a rank: device, process group, mesh and seeds; and how the process exits."""
 
 import hashlib
 import logging
 import os
 import random
+import socket
 import sys
-from collections.abc import MutableMapping
+import time
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NoReturn
@@ -26,10 +28,13 @@ from parallel.mesh import build_mesh, data_parallel_group
 
 log = logging.getLogger(__name__)
 
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""Variables that restrict which devices a process sees."""
+
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a rank knows about itself and its peers."""
+    """A rank's device, its place among the ranks, and its process groups."""
 
     world: World
     layout: Layout
@@ -37,21 +42,27 @@ class Runtime:
     mesh: DeviceMesh | None
     """None under the engine `single`, which has no process group."""
     data_parallel_group: dist.ProcessGroup | None
-    """The ranks that see different data and are alike otherwise."""
+    """The ranks that see different data and have this rank's position on the `tensor` axis."""
 
     @property
     def data_parallel_rank(self) -> int:
+        """Index of the data that this rank sees."""
         return self.layout.data_parallel_rank(self.world.rank)
 
     @property
     def data_parallel_size(self) -> int:
+        """Number of ranks, or of groups of tensor-parallel peers, that see different data."""
         return self.layout.data_parallel_size
 
 
 def start(config: ParallelConfig, world: World) -> Runtime:
-    """Pick the device, meet the other ranks, build the mesh. Collective. Raises LaunchError."""
+    """Choose the device, join the process group and build the mesh. Collective.
+
+    Raises LaunchError if the ranks, the device or the rendezvous do not fit."""
     layout = resolve_layout(config, world.world_size)
-    device = choose_device(config.device, world.local_rank)
+    device = choose_device(config.device, world.local_rank, own_device=sees_own_device(world, os.environ))
+    if config.engine.startswith("zero"):  # DeepSpeed reads it, but srun and most kinds of MPI do not set it
+        os.environ["LOCAL_RANK"] = str(world.local_rank if device.index is None else device.index)
     if config.precision == "fp8":
         require_fp8(device)
     if device.type == "cpu":
@@ -66,8 +77,18 @@ def start(config: ParallelConfig, world: World) -> Runtime:
     return Runtime(world, layout, device, mesh, data_parallel_group(mesh))
 
 
-def choose_device(name: str, local_rank: int) -> torch.device:
-    """The device of this rank: `auto`, `cpu`, `cuda` or another accelerator. Raises LaunchError if absent."""
+def sees_own_device(world: World, env: Mapping[str, str]) -> bool:
+    """Whether the launcher shows each rank its own devices only, as Slurm does with `--gpus-per-task=1`.
+
+    torchrun and DeepSpeed's launcher show all devices to all ranks."""
+    return world.launcher in ("slurm", "mpi", "env") and any(name in env for name in VISIBLE_DEVICES)
+
+
+def choose_device(name: str, local_rank: int, own_device: bool = False) -> torch.device:
+    """The device of this rank. `name` is `auto`, `cpu`, `cuda` or another accelerator.
+
+    With `own_device`, a single visible device is this rank's own. Raises LaunchError if the machine has no such device
+    for this rank."""
     present = torch.accelerator.current_accelerator(check_available=True)
     if name == "cpu" or (name == "auto" and present is None):
         return torch.device("cpu")
@@ -76,17 +97,21 @@ def choose_device(name: str, local_rank: int) -> torch.device:
             f"parallel.device is {name}, but this machine has {present.type if present else 'no accelerator'} "
             f"(torch {torch.__version__}); set parallel.device to auto or cpu"
         )
+    if own_device and torch.accelerator.device_count() == 1:
+        return torch.device(present.type, 0)
     if local_rank >= torch.accelerator.device_count():
         raise LaunchError(
-            f"local rank {local_rank} has no {present.type} device of its own: this node shows "
+            f"local rank {local_rank} has no {present.type} device: this node has "
             f"{torch.accelerator.device_count()}; start at most that many ranks per node"
         )
     return torch.device(present.type, local_rank)
 
 
 def bind_gloo(world: World, env: MutableMapping[str, str]) -> None:
-    """To the interface that leads to the other nodes. By itself it takes the address that this machine's name stands
-    for, often 127.0.1.1, and waits there for ranks that cannot come. LaunchError if no interface can be told."""
+    """Make gloo use the interface that leads to the other nodes, through `GLOO_SOCKET_IFNAME` in `env`.
+
+    By default gloo uses the address of this machine's name, often 127.0.1.1, which other nodes cannot reach. Raises
+    LaunchError if the interface cannot be found."""
     if world.world_size == world.local_world_size or "GLOO_SOCKET_IFNAME" in env:
         return
     address = address_of(world.head)
@@ -97,7 +122,7 @@ def bind_gloo(world: World, env: MutableMapping[str, str]) -> None:
 
 
 def _join(world: World, device: torch.device, timeout_seconds: float) -> None:
-    """Join the process group. CPU tensors always travel by gloo, the device's own by its backend (nccl for cuda)."""
+    """Join the process group: gloo for CPU tensors, the device's backend (nccl for cuda) for its own. Collective."""
     backend = "gloo"
     if device.type != "cpu":
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
@@ -107,6 +132,8 @@ def _join(world: World, device: torch.device, timeout_seconds: float) -> None:
         return
     head = f"[{world.head}]" if ":" in world.head else world.head
     try:
+        if world.rank:
+            _wait_for_rank_0(world, timeout_seconds)
         dist.init_process_group(
             backend,
             init_method=f"tcp://{head}:{world.port}",
@@ -115,15 +142,31 @@ def _join(world: World, device: torch.device, timeout_seconds: float) -> None:
             timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
-    except dist.DistError as error:
+    except (dist.DistError, OSError) as error:
+        reason = str(error).splitlines()[0]  # the rest is a stack of C++ frames
         raise LaunchError(
-            f"rank {world.rank} of {world.world_size} could not meet the others at {head}:{world.port}: {error}; "
-            "check that rank 0 runs on that host and that the port is free and not behind a firewall"
-        ) from error
+            f"rank {world.rank} of {world.world_size} could not connect to the other ranks at {head}:{world.port}: "
+            f"{reason}; check that rank 0 runs on that host and that the port is free and not behind a firewall"
+        ) from None
+
+
+def _wait_for_rank_0(world: World, timeout_seconds: float) -> None:
+    """Wait until rank 0 listens. Raises OSError: torch's own client would print a page of C++ frames."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            socket.create_connection((world.head, world.port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise OSError(
+                    f"rank 0 does not answer after {timeout_seconds:.0f} s ({error.strerror or error})"
+                ) from None
+        time.sleep(0.1)
 
 
 def seed_rank(seed: int, runtime: Runtime, step: int = 0) -> None:
-    """Seed Python, NumPy and torch for one step: data-parallel ranks differ, tensor-parallel peers agree."""
+    """Seed Python, NumPy and torch for one step. The seed differs by data-parallel rank, not among tensor peers."""
     key = f"{seed}/{runtime.data_parallel_rank}/{step}".encode()
     value = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
     random.seed(value)
@@ -132,18 +175,20 @@ def seed_rank(seed: int, runtime: Runtime, step: int = 0) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End a rank that is in step with the others. Collective.
+    """Exit with a code when all ranks exit together. Collective.
 
-    About 3 % of gloo runs that end in the ordinary way abort after their work is done, because a thread of gloo's asks
-    for the interpreter when it is gone, and the launcher reports a failure. So: close the groups, flush, leave hard.
-    """
+    With an ordinary exit, about 3 % of gloo runs crash after their work is done, because a thread of gloo uses the
+    interpreter after it has gone. The launcher would report a failure. So this closes the groups and skips the
+    interpreter's own exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
     leave_at_once(code)
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End a rank after an error. No collective: peers may be gone or wait elsewhere. They see the lost connection."""
+    """Exit with a code after an error. Not collective: peers may be gone or wait in another collective.
+
+    They notice the lost connection."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

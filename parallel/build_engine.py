@@ -10,7 +10,9 @@ from parallel.engines.fp8 import build_in_fp8
 
 
 def build_engine(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> Engine:
-    """The engine that the recipe names, with initial weights. Collective. Raises LaunchError."""
+    """The engine that the recipe names, with initial weights. Collective.
+
+    Raises LaunchError if something that the engine needs is not available."""
     if config.precision == "fp8":
         trainable = replace(trainable, build=partial(build_in_fp8, trainable.build))
     match config.engine:

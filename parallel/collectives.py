@@ -1,6 +1,7 @@
-"""The few collectives that the training loop needs by itself. At one rank without a process group each is a no-op.
+"""The few collectives that the training loop calls directly. Without a process group, in a single process, they do
+nothing.
 
-Small values travel as CPU tensors; `bootstrap` gives every run a group that carries them beside the device's own.
+Small values move as CPU tensors: `bootstrap` gives every run a group that carries them beside those of the device.
 """
 
 from typing import TypeVar
@@ -21,21 +22,12 @@ def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Te
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it holds on any rank. Collective."""
+    """Whether the flag is true on any rank. Collective."""
     return bool(sum_over_ranks(torch.tensor(int(flag))).item())
 
 
-def broadcast_from_rank0(value: T) -> T:
-    """Rank 0's value on every rank; it must be picklable. Collective."""
-    if not dist.is_initialized():
-        return value
-    carrier = [value]
-    dist.broadcast_object_list(carrier, src=0, device=torch.device("cpu"))
-    return carrier[0]
-
-
 def gather_objects(value: T) -> list[T]:
-    """The values of all ranks, by rank, on every rank; they must be picklable. Collective."""
+    """The values of all ranks, in order of rank, on every rank. They must be picklable. Collective."""
     if not dist.is_initialized():
         return [value]
     values: list[T | None] = [None] * dist.get_world_size()

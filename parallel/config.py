@@ -1,4 +1,4 @@
-"""Where tensors live: the engine, the mesh and the precision."""
+"""The section `parallel` of a recipe: the engine, the layout of ranks and the precision."""
 
 from typing import Literal
 
@@ -10,82 +10,91 @@ EngineName = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 class ParallelConfig(BaseModel):
     """How the model is spread over ranks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     engine: EngineName = "fsdp2"
-    """What wraps the model: single, ddp, fsdp2, or DeepSpeed's zero1, zero2, zero3."""
+    """Engine that trains the model: single (one process), ddp, fsdp2, or DeepSpeed's zero1, zero2, zero3."""
     replicate: int = Field(default=1, ge=1)
-    """fsdp2: replicas of the sharded model (HSDP when above 1)."""
+    """Number of replicas of the sharded model, for fsdp2; HSDP when above 1."""
     shard: int = Field(default=-1, ge=-1)
-    """fsdp2: ranks that share one copy of the model; -1 takes the ranks that are left."""
+    """Number of ranks that share one replica of the model, for fsdp2; -1 stands for the remaining ranks."""
     tensor: int = Field(default=1, ge=1)
-    """Ranks that split each matrix (tensor parallelism)."""
+    """Number of ranks that split each matrix (tensor parallelism)."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
-    """Of the matrix products; fp8: of those inside blocks, on Hopper and newer, the rest in bf16. Weights, moments and
-    gradient reductions stay in fp32."""
+    """Precision of the matrix products. fp8 applies to those inside blocks, on Hopper and newer; the rest is bf16.
+    Weights, optimizer state and gradient reductions stay in fp32."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    """Recompute blocks in the backward pass: none, full, or selective (keep matrix products and attention)."""
+    """Recomputation of blocks in the backward pass: none, full, or selective, which keeps the results of matrix
+    products and attention."""
     checkpoint_every_k_blocks: int = Field(default=1, ge=1)
-    """Recompute only every k-th block."""
+    """Distance between recomputed blocks: every k-th block is recomputed."""
     reshard_after_forward: bool = True
-    """fsdp2 and zero3: free gathered weights between forward and backward; less memory, one gather more."""
+    """Whether fsdp2 and zero3 free gathered weights between forward and backward: less memory, one more gather."""
     reduce_every_micro_batch: bool = True
-    """fsdp2: reduce-scatter gradients after each micro batch; false: once a step, and each rank holds whole ones."""
+    """Whether fsdp2 reduce-scatters gradients after each micro batch. If false, it does so once a step, and each rank
+    holds whole gradients until then."""
     cpu_offload: bool = False
-    """zero1 to zero3: optimizer state in host memory."""
+    """Whether zero1, zero2 and zero3 keep the optimizer state in host memory."""
     compile: bool = False
-    """torch.compile each block."""
+    """Whether torch.compile compiles each block."""
     activation_memory_budget: float = Field(default=1.0, ge=0, le=1)
-    """compile: the share of a block's activations to keep; the compiler picks what is cheapest to compute again."""
+    """Share of a block's activations that compiled blocks keep. The compiler recomputes those that cost least."""
     device: str = "auto"
-    """auto, cpu, cuda, or another accelerator that torch knows."""
-    timeout_seconds: float = Field(default=600.0, gt=0)
-    """How long a collective may take before the run is given up."""
+    """Device type: auto, cpu, cuda, or another accelerator that torch supports."""
+    timeout_seconds: float = Field(default=600.0, gt=0, le=31_536_000)
+    """Seconds that a collective may take before the run aborts; at most a year."""
 
     @model_validator(mode="after")
     def _combinations(self) -> "ParallelConfig":
+        """`replicate`, `shard` and `reduce_every_micro_batch` are for `fsdp2` only. `tensor` is for `fsdp2` and `ddp`.
+        `reshard_after_forward` is for `fsdp2` and `zero3`. `cpu_offload` is for `zero1`, `zero2` and `zero3`. `compile`
+        does not work with `tensor` above 1. `checkpoint_every_k_blocks` needs `activation_checkpointing`."""
         if self.shard == 0:
             raise ValueError("shard (0) must be at least 1; set it to -1 to use the remaining ranks")
         if self.engine != "fsdp2":
-            self._only_with("fsdp2", "replicate", 1, "the other engines replicate or cut over all ranks")
-            self._only_with("fsdp2", "shard", -1, "the other engines replicate or cut over all ranks")
-            self._only_with("fsdp2", "reduce_every_micro_batch", True, "the other engines have one way only")
+            self._only_with("fsdp2", "replicate", 1, "the other engines replicate or shard over all ranks")
+            self._only_with("fsdp2", "shard", -1, "the other engines replicate or shard over all ranks")
+            self._only_with("fsdp2", "reduce_every_micro_batch", True, "the other engines have no such choice")
         if self.engine not in ("fsdp2", "ddp"):
             self._only_with("fsdp2 or ddp", "tensor", 1, "DeepSpeed and a single process do not split matrices")
         if self.engine not in ("fsdp2", "zero3"):
-            self._only_with("fsdp2 or zero3", "reshard_after_forward", True, "the others gather no weights")
+            self._only_with("fsdp2 or zero3", "reshard_after_forward", True, "the other engines gather no weights")
         if not self.engine.startswith("zero"):
-            self._only_with("zero1, zero2 or zero3", "cpu_offload", False, "the others keep all state on the device")
+            self._only_with(
+                "zero1, zero2 or zero3", "cpu_offload", False, "the other engines keep all state on the device"
+            )
         if self.compile and self.tensor != 1:
             raise ValueError(
-                f"compile (true) with tensor ({self.tensor}): torch 2.13 compiles split blocks into "
-                "other gradients; set compile to false, or tensor to 1"
+                f"compile (true) does not work with tensor ({self.tensor}): torch 2.13 computes different gradients "
+                "for compiled blocks that are split; set compile to false, or tensor to 1"
             )
         if self.activation_checkpointing == "none" and self.checkpoint_every_k_blocks != 1:
             raise ValueError(
                 f"checkpoint_every_k_blocks ({self.checkpoint_every_k_blocks}) has no effect while "
-                "activation_checkpointing is none; set that to full or selective, or leave this at 1"
+                "activation_checkpointing is none; set that to full or selective, or this to 1"
             )
         return self
 
     @model_validator(mode="after")
     def _fp8(self) -> "ParallelConfig":
+        """`precision: fp8` does not work with `zero1`, `zero2` and `zero3`, nor with `tensor` above 1."""
         if self.precision == "fp8" and self.engine.startswith("zero"):
-            self._only_with("single, ddp or fsdp2", "precision", "bf16", "torchao's layers are not made for DeepSpeed")
+            self._only_with("single, ddp or fsdp2", "precision", "bf16", "torchao's layers do not support DeepSpeed")
         if self.precision == "fp8" and self.tensor != 1:
             raise ValueError(
-                f"precision (fp8) with tensor ({self.tensor}): layers in fp8 are not split here; "
+                f"precision (fp8) does not work with tensor ({self.tensor}): layers in fp8 cannot be split yet; "
                 "set precision to bf16, or tensor to 1"
             )
         return self
 
     @model_validator(mode="after")
     def _budget(self) -> "ParallelConfig":
+        """`activation_memory_budget` below 1 needs `compile: true` and `activation_checkpointing: none`."""
         budget = self.activation_memory_budget
         if budget != 1 and not (self.compile and self.activation_checkpointing == "none"):
             raise ValueError(
-                f"activation_memory_budget ({budget:g}) is kept by the compiler, in place of activation_checkpointing; "
-                "set compile to true and activation_checkpointing to none, or leave the budget at 1"
+                f"activation_memory_budget ({budget:g}) needs the compiler, which then replaces "
+                "activation_checkpointing; set compile to true and activation_checkpointing to none, or the budget to 1"
             )
         return self
 
@@ -99,11 +108,12 @@ class ParallelConfig(BaseModel):
     def check_model(
         self, *, seq_len: int, n_heads: int, n_kv_heads: int, d_model: int, d_ff: int, vocab_size: int
     ) -> None:
-        """Raises ValueError if tensor parallelism cannot split this model evenly, or fp8 not multiply its matrices."""
+        """Raise ValueError if tensor parallelism cannot split the model evenly, or fp8 cannot multiply its matrices."""
         sizes = {"seq_len": seq_len, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_ff": d_ff}
         for name, size in {**sizes, "vocab_size": vocab_size}.items():
             if size % self.tensor:
-                smaller = max(n for n in range(1, self.tensor) if size % n == 0)
+                all_sizes = [*sizes.values(), vocab_size]
+                smaller = max(n for n in range(1, self.tensor) if not any(other % n for other in all_sizes))
                 raise ValueError(
                     f"model.{name} ({size}) must be a multiple of parallel.tensor ({self.tensor}), which splits it; "
                     f"set parallel.tensor to {smaller}, or change model.{name}"
@@ -120,4 +130,5 @@ class ParallelConfig(BaseModel):
 
 
 def _yaml(value: object) -> str:
+    """The value as YAML writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

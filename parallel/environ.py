@@ -1,15 +1,15 @@
-"""Who am I? The rank, read from the environment that the launcher left. Pure: a mapping in, a `World` out.
+"""This process's rank, read from the launcher's environment variables. Pure: a mapping in, a `World` out.
 
-The first that is found counts:
+The first of these that is set decides:
 
-1. `RANK`, `WORLD_SIZE`, `LOCAL_RANK` ...: torchrun, DeepSpeed's launcher, or by hand;
-2. `OMPI_COMM_WORLD_RANK` ..., `PMI_RANK` ... or `PMIX_RANK`: mpirun, or `srun --mpi=...`. The head is then still to be
-   agreed on (`parallel/mpi.py`): `head` is "" and `port` 0 unless `MASTER_ADDR` and `MASTER_PORT` are set, and a place
-   on the node that the launcher didn't tell reads 0 of 1;
-3. `SLURM_PROCID` inside a step: `srun python -m train`;
-4. nothing: a single process.
+1. `RANK`, `WORLD_SIZE`, `LOCAL_RANK` ...: torchrun, DeepSpeed's launcher, or a start by hand;
+2. `OMPI_COMM_WORLD_RANK` ..., `PMI_RANK` ... or `PMIX_RANK`: mpirun, or `srun --mpi=...`. `parallel/mpi.py` then fills
+   in what is missing: `head` is "" and `port` 0 unless `MASTER_ADDR` and `MASTER_PORT` are set, and an unknown local
+   rank is 0 of 1;
+3. `SLURM_PROCID` inside a job step: `srun python -m train`;
+4. none: a single process.
 
-What contradicts itself is an error at once: otherwise ranks would wait for others that do not exist.
+Contradictions raise an error immediately: otherwise ranks would wait for ranks that do not exist.
 """
 
 import re
@@ -19,25 +19,33 @@ from dataclasses import dataclass
 from parallel.errors import LaunchError
 
 FIRST_PORT, PORTS = 20_000, 10_000
-"""Ports taken from job ids: below the range that Linux gives to outgoing connections (32768 and up)."""
+"""Range of ports taken from job ids, below the range that Linux uses for outgoing connections (32768 and up)."""
+
+NODE = r"([\w.-]|\[\d+(-\d+)?(,\d+(-\d+)?)*\])+"
+"""One name of a Slurm node list, with ranges in brackets."""
+COUNT = r"\d+(\(x[1-9]\d*\))?"
+"""One item of Slurm's task counts."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among all ranks. `head` is where rank 0 listens."""
+    """This process's place among all ranks."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     head: str
+    """Host name or address of rank 0, where it listens on `port`."""
     port: int
     launcher: str
-    """single, torchrun, deepspeed, env, mpi or slurm."""
+    """single, torchrun, deepspeed, env, mpi, slurm, or fake in an analysis."""
 
 
 def read_world(env: Mapping[str, str]) -> World:
-    """Raises LaunchError, naming the variables, when they contradict each other or are not enough."""
+    """The world that the environment describes.
+
+    Raises LaunchError, with the names of the variables, if they contradict each other or some are missing."""
     mpi = _mpi_names(env)
     in_step = "SLURM_PROCID" in env and "SLURM_STEP_ID" in env
     if "RANK" in env:
@@ -59,8 +67,8 @@ def _from_torch_names(env: Mapping[str, str]) -> World:
     missing = [name for name in names if not env.get(name)]
     if missing:
         raise LaunchError(
-            f"RANK is set ({env['RANK']}) but {', '.join(missing)} is not; if it is left over from another program, "
-            "`unset RANK WORLD_SIZE`, else start with torchrun, which sets them all"
+            f"RANK is set ({env['RANK']}) but {', '.join(missing)} is not; `unset RANK WORLD_SIZE` if they are left "
+            "over from another program, else start with torchrun, which sets them all"
         )
     launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "deepspeed" if local_size == "LOCAL_SIZE" else "env"
     return World(
@@ -75,7 +83,7 @@ def _from_torch_names(env: Mapping[str, str]) -> World:
 
 
 def _mpi_names(env: Mapping[str, str]) -> tuple[str, str, str, str] | None:
-    """The variables of rank, size, local rank and local size that an MPI launcher set."""
+    """Names of the variables with an MPI launcher's rank, size, local rank and local size; None without one."""
     if "OMPI_COMM_WORLD_RANK" in env:
         return (
             "OMPI_COMM_WORLD_RANK",
@@ -92,15 +100,15 @@ def _mpi_names(env: Mapping[str, str]) -> tuple[str, str, str, str] | None:
 
 def _from_mpi(env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> World:
     _agree(env, "WORLD_SIZE", size)
-    known = "MASTER_ADDR" in env and "MASTER_PORT" in env
-    only = _integer(env, size) == 1
+    head_known = "MASTER_ADDR" in env and "MASTER_PORT" in env
+    one_rank = _integer(env, size) == 1
     return World(
         rank=_integer(env, rank),
         world_size=_integer(env, size),
         local_rank=_integer(env, local_rank) if local_rank in env else 0,
         local_world_size=_integer(env, local_size) if local_size in env else 1,
-        head=_head(env, "") if known else "127.0.0.1" if only else "",
-        port=_port(env, 0) if known else 0,
+        head=_head(env, "") if head_known else "127.0.0.1" if one_rank else "",
+        port=_port(env, 0) if head_known else 0,
         launcher="mpi",
     )
 
@@ -113,8 +121,8 @@ def _from_slurm(env: Mapping[str, str]) -> World:
     node = _integer(env, "SLURM_NODEID")
     if node >= len(per_node) or len(per_node) != len(nodes) or sum(per_node) != _integer(env, size):
         raise LaunchError(
-            f"Slurm's variables disagree: {size}={env.get(size)}, nodes {nodes}, tasks per node {per_node}, "
-            f"SLURM_NODEID={node}; start the ranks with srun, from a shell without variables of another job"
+            f"Slurm's variables contradict each other: {size}={env.get(size)}, nodes {nodes}, tasks per node "
+            f"{per_node}, SLURM_NODEID={node}; start the ranks with srun, from a shell without variables of another job"
         )
     job, step = _integer(env, "SLURM_JOB_ID"), _integer(env, "SLURM_STEP_ID")
     return World(
@@ -135,41 +143,65 @@ def _single(env: Mapping[str, str]) -> World:
                 f"{name} is set ({env[name]}) but RANK is not; `unset {name}` if it is left over from another "
                 "program, else start with torchrun, srun or mpirun"
             )
-    tasks = env.get("SLURM_NTASKS", "1")
-    if tasks != "1" and "SLURM_JOB_ID" in env:
+    counts = _slurm_tasks(env) if "SLURM_JOB_ID" in env else {}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} gives {count}" for name, count in counts.items())
         raise LaunchError(
-            f"job {env['SLURM_JOB_ID']} has SLURM_NTASKS={tasks} tasks, but this process was started without srun; "
-            "use `srun python -m train ...`, or `srun --ntasks=1` for a single process"
+            f"the task counts of job {env['SLURM_JOB_ID']} contradict each other: {told}; ask for tasks in one way "
+            "(--ntasks, or --nodes and --ntasks-per-node), and start the ranks with `srun python -m train ...`"
+        )
+    if tasks := max(counts.values(), default=1) - 1:
+        raise LaunchError(
+            f"job {env['SLURM_JOB_ID']} has {next(iter(counts))}={tasks + 1} tasks, but this process was started "
+            "without srun; use `srun python -m train ...`, or `srun --ntasks=1` for a single process"
         )
     return World(rank=0, world_size=1, local_rank=0, local_world_size=1, head="127.0.0.1", port=0, launcher="single")
 
 
+def _slurm_tasks(env: Mapping[str, str]) -> dict[str, int]:
+    """The number of tasks that a job has according to each variable that tells it."""
+    found = {name: _integer(env, name) for name in ("SLURM_NTASKS", "SLURM_NPROCS") if name in env}
+    if found and env.get("SLURM_TASKS_PER_NODE"):  # without --ntasks Slurm counts CPUs there
+        found["SLURM_TASKS_PER_NODE"] = sum(expand_counts(env["SLURM_TASKS_PER_NODE"]))
+    if "SLURM_NTASKS_PER_NODE" in env:
+        nodes = _integer(env, "SLURM_NNODES") if "SLURM_NNODES" in env else 1
+        found["SLURM_NTASKS_PER_NODE x SLURM_NNODES"] = nodes * _integer(env, "SLURM_NTASKS_PER_NODE")
+    return found
+
+
 def job_port(job: int, attempt: int) -> int:
-    """A port of its own for each attempt of each job, so that two jobs on a node, or a late process, do not meet."""
+    """A port for one attempt of a job. Other jobs on the node, and processes of earlier attempts, use other ports."""
     return FIRST_PORT + (job * 17 + attempt) % PORTS
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The names in a Slurm node list: `a[1-3,07-09],login-1` gives a1 a2 a3 a07 a08 a09 login-1."""
+    """The host names of a Slurm node list: `a[1-3,07-09],login-1` gives a1 a2 a3 a07 a08 a09 login-1.
+
+    LaunchError if the text is none."""
+    if not re.fullmatch(rf"({NODE}(,{NODE})*)?", text):
+        raise LaunchError(f"{text!r} is not a Slurm node list such as n[1-3,07],login-1; check SLURM_JOB_NODELIST")
     names: list[str] = []
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         prefixes = [""]
         for literal, ranges in re.findall(r"([^\[]+)|\[([^\]]*)\]", item):
-            parts = [literal] if literal else [name for piece in ranges.split(",") for name in _range(piece)]
+            parts = [literal] if literal else [name for piece in ranges.split(",") for name in _range(piece, text)]
             prefixes = [prefix + part for prefix in prefixes for part in parts]
         names += prefixes
     return names
 
 
-def _range(piece: str) -> list[str]:
-    low, dash, high = piece.partition("-")
-    if not dash:
-        return [low]
-    return [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
+def _range(piece: str, text: str) -> list[str]:
+    """The numbers of `07-09` or `11`, with their leading zeros. LaunchError if the range of this list runs backward."""
+    low, _, high = piece.partition("-")
+    if high and int(high) < int(low):
+        raise LaunchError(f"{text!r} is not a Slurm node list: its range {piece} runs backward")
+    return [f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1)]
 
 
 def expand_counts(text: str) -> list[int]:
-    """Slurm's tasks per node: `2(x3),1` gives 2 2 2 1."""
+    """The tasks of each node from Slurm's shorthand: `2(x3),1` gives 2 2 2 1. LaunchError if the text is none."""
+    if not re.fullmatch(rf"({COUNT}(,{COUNT})*)?", text):
+        raise LaunchError(f"{text!r} is not a list of task counts such as 2(x3),1; check SLURM_TASKS_PER_NODE")
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         counts += [int(count)] * int(times or 1)
@@ -177,21 +209,26 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _checked(world: World) -> World:
+    """The world itself. Raises LaunchError if a rank is not below its count."""
     for what, index, size in (
         ("rank", world.rank, world.world_size),
         ("local rank", world.local_rank, world.local_world_size),
         ("ranks on this node", world.local_world_size - 1, world.world_size),
     ):
         if not 0 <= index < size:
-            raise LaunchError(f"the launcher's counts disagree: {what} {index} is not below {size} ({world})")
+            raise LaunchError(
+                f"the launcher's counts contradict each other: {what} {index} is not below {size} ({world}); "
+                "check the launcher's command and its environment variables"
+            )
     return world
 
 
 def _agree(env: Mapping[str, str], name: str, other: str) -> None:
+    """Raise LaunchError if the first variable is set and differs from the second."""
     if name in env and env[name] != env.get(other):
         raise LaunchError(
-            f"{name} ({env[name]}) contradicts {other} ({env.get(other)}); `unset {name}` if it is left over, "
-            "or correct it"
+            f"{name} ({env[name]}) contradicts {other} ({env.get(other)}); `unset {name}` if it is left over from "
+            "another program, or correct it"
         )
 
 
@@ -206,5 +243,7 @@ def _port(env: Mapping[str, str], default: int) -> int:
 def _integer(env: Mapping[str, str], name: str) -> int:
     value = env.get(name, "")
     if not value.isdecimal():
-        raise LaunchError(f"{name} must be a whole number, not {value!r}; the launcher sets it")
+        raise LaunchError(
+            f"{name} must be an integer, not {value!r}; the launcher sets it, so check how it was started"
+        )
     return int(value)

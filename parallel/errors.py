@@ -1,4 +1,4 @@
-"""What a user can mend about how ranks are started and laid out."""
+"""Errors in how ranks are started and laid out, which a user can fix."""
 
 
 class LaunchError(Exception):

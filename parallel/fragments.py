@@ -1,8 +1,8 @@
-"""A rank's contiguous piece of a row-major tensor, as ZeRO cuts them, shown to DCP as boxes.
+"""A rank's contiguous piece of a row-major tensor, as ZeRO cuts it, presented to DCP as boxes.
 
-Implements torch's `_Checkpointable` protocol (`__create_write_items__`, `__create_chunk_list__`,
-`__get_tensor_shard__`), so DCP's stock planners save and load the piece in place and nothing is gathered. DCP is only
-imported when they ask: it brings DTensor (`parallel.sharded`).
+`FlatFragment` implements torch's `_Checkpointable` protocol (`__create_write_items__`, `__create_chunk_list__`,
+`__get_tensor_shard__`). So DCP's own planners save and load the piece in place, and nothing is gathered. These methods
+import DCP themselves, because it imports DTensor (`parallel.sharded`).
 """
 
 import math
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import WriteItem
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Offsets and sizes in the whole tensor, and where the box begins in the flat piece (elements)."""
+"""Offsets and sizes in the whole tensor, and the start of the box in the flat piece, all in elements."""
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
-    """Cut the flat range [start, stop) of a row-major tensor into at most `max(1, 2 * ndim - 1)` boxes."""
+    """At most `max(1, 2 * ndim - 1)` boxes that cover the flat range [start, stop) of a row-major tensor."""
     if stop <= start:
         return []
     if len(shape) == 0:
@@ -40,14 +40,14 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
 
 
 def _in_row(shape: tuple[int, ...], row: int, low: int, high: int, start: int) -> list[Box]:
-    """The boxes of flat range [low, high), which lies within `row`; positions count from `start`."""
+    """The boxes of the flat range [low, high) within `row`. Positions count from `start`."""
     first = row * math.prod(shape[1:])
     inner = boxes(shape[1:], low - first, high - first)
     return [((row, *offsets), (1, *sizes), low - start + position) for offsets, sizes, position in inner]
 
 
 class FlatFragment(Tensor):
-    """Elements [start, start + flat.numel()) of a row-major tensor of `shape`; `flat` is a view, never a copy."""
+    """Elements [start, start + flat.numel()) of a row-major tensor of `shape`. `flat` is a view, never a copy."""
 
     flat: Tensor
     start: int
@@ -55,6 +55,7 @@ class FlatFragment(Tensor):
 
     @staticmethod
     def __new__(cls, flat: Tensor, shape: tuple[int, ...], start: int) -> "FlatFragment":
+        """The fragment of a row-major tensor of `shape` that begins at element `start`. `flat` has one dimension."""
         assert flat.dim() == 1, flat.shape
         fragment = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=flat.dtype, device=flat.device)  # pyright: ignore[reportAttributeAccessIssue]
         fragment.flat = flat
@@ -72,7 +73,7 @@ class FlatFragment(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
-        raise NotImplementedError(f"a FlatFragment is only read and written by checkpoints, not by {func}")
+        raise NotImplementedError(f"only checkpoints read and write a FlatFragment; {func} is not supported")
 
     def __create_write_items__(self, fqn: str, _: object) -> list["WriteItem"]:
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties

@@ -1,15 +1,16 @@
-"""How the ranks of a run are arranged: three axes whose product is the world size. Pure: integers in, a `Layout` out.
+"""The arrangement of the ranks of a run: three axes whose product is the world size. Pure functions of integers.
 
-| axis        | ranks along it                                                       |
-| ----------- | -------------------------------------------------------------------- |
-| `replicate` | hold equal copies of the parameters and see different data           |
+| axis        | ranks along the axis                                                   |
+| ----------- | ---------------------------------------------------------------------- |
+| `replicate` | hold replicas of the parameters and see different data                 |
 | `shard`     | hold a part of each parameter (or of its state) and see different data |
-| `tensor`    | compute a part of each matrix product on the same data               |
+| `tensor`    | compute a part of each matrix product on the same data                 |
 
-`tensor` varies fastest, so that its ranks, which talk most, are neighbours; then `shard`, then `replicate`.
+`tensor` varies fastest, then `shard`, then `replicate`: the ranks along `tensor` exchange most, so they are neighbours.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 
 from parallel.config import ParallelConfig
 from parallel.errors import LaunchError
@@ -17,28 +18,44 @@ from parallel.errors import LaunchError
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks along each axis."""
+    """Number of ranks along each axis, from the axis that varies slowest to the one that varies fastest."""
 
     replicate: int
     shard: int
     tensor: int
 
     @property
+    def axes(self) -> dict[str, int]:
+        """Number of ranks along each axis, by name, in the same order."""
+        return asdict(self)
+
+    @property
     def world_size(self) -> int:
-        return self.replicate * self.shard * self.tensor
+        """Number of all ranks."""
+        return math.prod(self.axes.values())
 
     @property
     def data_parallel_size(self) -> int:
-        """Ranks, or groups of tensor-parallel peers, that see different data."""
+        """Number of ranks, or of groups of tensor-parallel peers, that see different data."""
         return self.replicate * self.shard
 
+    @property
+    def same_data_ranks(self) -> int:
+        """Number of ranks that see the same data: tensor-parallel peers."""
+        return self.world_size // self.data_parallel_size
+
     def data_parallel_rank(self, rank: int) -> int:
-        """The same for tensor-parallel peers."""
-        return rank // self.tensor
+        """Index of the data that a rank sees. Ranks that see the same data are neighbours."""
+        return rank // self.same_data_ranks
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Position of a rank along each axis."""
+        sizes = list(self.axes.values())
+        return tuple(rank // math.prod(sizes[index + 1 :]) % size for index, size in enumerate(sizes))
 
 
 def resolve_layout(config: ParallelConfig, world_size: int) -> Layout:
-    """Fill in the axis that is left open. Raises LaunchError if the recipe does not fit the number of ranks."""
+    """The layout, with -1 replaced by the remaining ranks. Raises LaunchError if the recipe does not fit the ranks."""
     tensor, replicate = config.tensor, config.replicate
     if config.engine == "single":
         if world_size != 1:
@@ -69,5 +86,6 @@ def resolve_layout(config: ParallelConfig, world_size: int) -> Layout:
 
 
 def _neighbours(value: int, multiple_of: int) -> str:
+    """The multiples just below and just above a value, in words."""
     below = value // multiple_of * multiple_of
     return " or ".join(str(n) for n in (below, below + multiple_of) if n)

@@ -1,4 +1,4 @@
-"""DTensors, told from plain tensors without importing them: that takes half a second, and single and DDP have none."""
+"""DTensors, recognized without importing them: the import takes half a second, and single and DDP use none."""
 
 import sys
 from typing import TYPE_CHECKING, cast
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def as_sharded(tensor: Tensor) -> "DTensor | None":
-    """The tensor itself if it is a DTensor: one exists only where torch's module has been imported."""
+    """The tensor if it is a DTensor, else None. A DTensor exists only if torch's module has been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return cast("DTensor", tensor) if module is not None and isinstance(tensor, module.DTensor) else None
 
@@ -19,6 +19,12 @@ def local_part(tensor: Tensor) -> Tensor:
     """The elements that this rank holds."""
     sharded = as_sharded(tensor)
     return tensor if sharded is None else sharded.to_local()
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """All elements, gathered or added up from the ranks of a DTensor. Collective for a DTensor."""
+    sharded = as_sharded(tensor)
+    return tensor if sharded is None else sharded.full_tensor()
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:

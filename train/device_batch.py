@@ -1,8 +1,8 @@
-"""A micro batch as tensors on the device, and the loss that engines take.
+"""A micro batch as tensors on the device, and the loss function that engines take.
 
-On CUDA a step's micro batches are copied from pinned memory on a stream of their own, in order, all of them started
-before the first is computed. So the copies run beside the computation, at least one micro batch ahead of it, and the
-computation waits, on the device, for each where it begins to read it.
+On CUDA a step's micro batches are copied from pinned memory on a separate stream, in order. All copies start before the
+first micro batch is computed. So the copies run beside the computation, at least one micro batch ahead of it. The
+computation waits, on the device, for each copy where it begins to read it.
 """
 
 import functools
@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_pipeline.stream.batch import IGNORE, Batch
-from parallel.engine import LossFn
+from parallel.engine import BatchLoss, LossFn
 
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """The tensors of `data_pipeline.stream.batch.Batch`. B sequences, T tokens."""
+    """The tensors of `data_pipeline.stream.batch.Batch`, on the device. B sequences, T tokens."""
 
     tokens_BT: Tensor
     labels_BT: Tensor
@@ -26,20 +26,20 @@ class DeviceBatch:
     documents_BT: Tensor
     sources_B: Tensor
     arrived: torch.cuda.Event | None = None
-    """The end of the copy; None: it was not made on a stream of its own."""
+    """End of the copy; None if the copy was not made on a separate stream."""
 
     def await_copy(self) -> None:
-        """What the current stream does from here on comes after the copy. The host does not wait."""
+        """Make the current stream wait for the copy. The host does not wait."""
         if self.arrived is None:
             return
         stream = torch.cuda.current_stream(self.tokens_BT.device)
         stream.wait_event(self.arrived)
         for tensor in (self.tokens_BT, self.labels_BT, self.positions_BT, self.documents_BT, self.sources_B):
-            tensor.record_stream(stream)  # its memory belongs to the copies' stream, which must not reuse it too early
+            tensor.record_stream(stream)  # its memory belongs to the copy stream, which must not reuse it too early
 
 
 def to_device(batch: Batch, device: torch.device) -> DeviceBatch:
-    """On CPU the arrays' own memory; on CUDA copies that are under way (`await_copy`)."""
+    """The batch on the device. On CPU it shares the arrays' memory; on CUDA the copies may still run (`await_copy`)."""
     arrays = (batch.tokens_BT, batch.labels_BT, batch.positions_BT, batch.documents_BT, batch.sources_B)
     tensors = [torch.as_tensor(array) for array in arrays]
     if device.type != "cuda":
@@ -54,22 +54,27 @@ def to_device(batch: Batch, device: torch.device) -> DeviceBatch:
 
 @functools.cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of the device on which all batches are copied."""
     return torch.cuda.Stream(device)
 
 
 def loss_by_source(n_sources: int) -> LossFn:
-    """Summed loss in nats of a micro batch, one entry per data source, shape (S,), fp32."""
+    """A loss function whose sums are the summed loss in nats of each data source, then the model's metric sums."""
 
-    def loss_fn(model: nn.Module, batch: DeviceBatch) -> Tensor:
+    def loss_fn(model: nn.Module, batch: DeviceBatch) -> BatchLoss:
         batch.await_copy()
-        loss_B = model(batch.tokens_BT, batch.positions_BT, batch.documents_BT, batch.labels_BT)
-        return loss_B @ F.one_hot(batch.sources_B.long(), n_sources).to(loss_B.dtype)
+        output = model(batch.tokens_BT, batch.positions_BT, batch.documents_BT, batch.labels_BT)
+        loss_B, auxiliary = (output, None) if isinstance(output, Tensor) else output
+        loss_S = loss_B @ F.one_hot(batch.sources_B.long(), n_sources).to(loss_B.dtype)
+        if auxiliary is None:
+            return BatchLoss(objective=loss_S.sum(), sums=loss_S)
+        return BatchLoss(loss_S.sum() + auxiliary.loss, torch.cat((loss_S, auxiliary.metrics_M)))
 
     return loss_fn
 
 
 def count_targets_by_source(batches: list[Batch], n_sources: int) -> Tensor:
-    """Targets (labels that are not IGNORE) of this rank's micro batches by source, shape (S,), float64, on the host."""
+    """Number of targets (labels that are not IGNORE) of this rank's micro batches by source: (S,), float64, on CPU."""
     counts_S = torch.zeros(n_sources, dtype=torch.float64)
     for batch in batches:
         targets_B = torch.as_tensor((batch.labels_BT != IGNORE).sum(axis=1)).double()

@@ -1,12 +1,12 @@
-"""One rank of a large world in one process: what it would hold and send, without the others and without memory.
+"""One rank of a large world, in one process: what it holds and sends, without the other ranks and without memory.
 
-A fake process group says yes to every collective; the model is built and cut on the meta device; a step runs on fake
-tensors, which have shapes but no elements. FSDP2, HSDP, tensor parallelism and DDP take such a step. DeepSpeed's hooks
-need real tensors: for ZeRO the formulas speak alone.
+A fake process group completes every collective immediately. The model is built and cut on the meta device. A step runs
+on fake tensors, which have shapes but no elements. FSDP2, HSDP, tensor parallelism and DDP can take such a step.
+DeepSpeed's hooks need real tensors, so for ZeRO there are only the formulas.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from parallel.analysis.formulas import Parameters, state_bytes, traffic_bytes
 from parallel.analysis.traffic import TrafficCounter
 from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
-from parallel.engine import LossFn, Trainable
+from parallel.engine import BatchLoss, LossFn, Trainable
 from parallel.engines.blocks import apply_to_blocks
 from parallel.engines.fsdp2 import materialise, shard_model, wrap_in_engine
 from parallel.engines.single import wrap_whole_model
@@ -31,6 +31,7 @@ from parallel.environ import World
 from parallel.errors import LaunchError
 from parallel.layout import Layout, resolve_layout
 from parallel.mesh import build_mesh, data_parallel_group
+from parallel.optimizer import EngineOptimizer
 from parallel.sharded import local_part
 
 
@@ -39,20 +40,20 @@ class RankDescription:
     """Bytes and counts of one rank."""
 
     layout: Layout
-    coordinates: tuple[int, int, int]
-    """Of the rank, along replicate, shard and tensor."""
+    coordinates: tuple[int, ...]
+    """Position of the rank along each axis of the layout."""
     parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
     held_parameters: int
-    """Elements of fp32 weights that this rank keeps; by the formula under ZeRO."""
+    """Elements of fp32 weights that this rank keeps; under ZeRO by the formula."""
     state_bytes: float
-    """Weights, gradients and moments, by the formula."""
+    """Bytes of weights, gradients and optimizer state, by the formula."""
     counted_state_bytes: int | None
-    """The same, counted on the fake tensors; None where no step was taken."""
+    """The same, counted on the fake tensors; None if no step was taken."""
     traffic: dict[str, float]
-    """Bytes per step by kind of collective: by the formula, without what tensor parallelism exchanges."""
+    """Bytes per step by kind of collective, by the formula, without the traffic of tensor parallelism."""
     counted_traffic: dict[str, int] | None
-    """The same, counted in the fake step, with everything."""
+    """The same, counted in the fake step, with the traffic of tensor parallelism; None if no step was taken."""
 
 
 def describe_rank(
@@ -64,17 +65,22 @@ def describe_rank(
     micro_batches: Callable[[Runtime], list[Any]],
     loss_fn: LossFn,
 ) -> RankDescription:
-    """Play rank `rank` of `world_size`. `micro_batches(runtime)` makes those of one step, on the CPU. LaunchError."""
+    """Simulate rank `rank` of `world_size`. Raises LaunchError if the recipe does not fit the world.
+
+    `micro_batches(runtime)` makes the micro batches of one step, on CPU."""
     if not 0 <= rank < world_size:
         raise LaunchError(f"--fake-rank ({rank}) must be at least 0 and below --fake-world ({world_size})")
     layout = resolve_layout(config, world_size)
-    with fake_group(world_size, rank), torch.random.fork_rng():
+    with fake_group(world_size, rank), torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
         mesh = build_mesh(layout, "cpu")
         world = World(rank, world_size, 0, 1, "", 0, "fake")
         runtime = Runtime(world, layout, torch.device("cpu"), mesh, data_parallel_group(mesh))
         with torch.device("meta"):
             model = trainable.build()
         whole = sum(parameter.numel() for parameter in model.parameters())
+        optimizer = trainable.optimizer(model)
+        optimizer.create_state()
+        optimizer_bytes = _optimizer_bytes(optimizer) / whole
         engine_of = _prepare(model, config, runtime, trainable)
         counts = count_parameters(model)
         batches = micro_batches(runtime)
@@ -84,25 +90,22 @@ def describe_rank(
             all_alike = whole_copies or (config.reduce_every_micro_batch and layout.replicate == 1)
             traffic, counted, held = _fake_step(model, engine_of, batches, loss_fn, all_alike)
             if whole_copies and world_size > 1:
-                traffic |= {"all_reduce": 4 * held}  # what DDP's buckets carry: every fp32 gradient once
+                traffic |= {"all_reduce": 4 * held}  # DDP's buckets carry every fp32 gradient once
         return RankDescription(
             layout=layout,
-            coordinates=_coordinates(layout, rank),
+            coordinates=layout.coordinates(rank),
             parameters=whole,
             held_parameters=held,
-            state_bytes=state_bytes(config, layout, counts),
+            state_bytes=state_bytes(config, layout, counts, optimizer_bytes),
             counted_state_bytes=counted,
             traffic=traffic_bytes(config, layout, counts, len(batches)),
             counted_traffic=traffic,
         )
 
 
-def _coordinates(layout: Layout, rank: int) -> tuple[int, int, int]:
-    return rank // (layout.shard * layout.tensor), rank // layout.tensor % layout.shard, rank % layout.tensor
-
-
 @contextmanager
-def fake_group(world_size: int, rank: int) -> Iterator[None]:
+def fake_group(world_size: int, rank: int) -> Generator[None]:
+    """A default process group whose collectives complete immediately, as rank `rank` of `world_size`."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         yield
@@ -113,7 +116,7 @@ def fake_group(world_size: int, rank: int) -> Iterator[None]:
 def _prepare(
     model: nn.Module, config: ParallelConfig, runtime: Runtime, trainable: Trainable
 ) -> Callable[[], TorchEngine] | None:
-    """Cut the model on the meta device; what gives the engine once it has (fake) memory."""
+    """Cut the model on the meta device. Returns what builds its engine once it has (fake) memory; None for ZeRO."""
     assert runtime.mesh is not None
     if config.engine == "fsdp2" or runtime.layout.tensor > 1:
         root = shard_model(model, config, runtime.mesh)
@@ -125,9 +128,9 @@ def _prepare(
 
 
 def count_parameters(model: nn.Module) -> Parameters:
-    """Of one tensor-parallel peer."""
+    """The parameters that one tensor-parallel peer holds."""
 
-    def peers_share(parameter: nn.Parameter) -> int:
+    def count_of_peer(parameter: nn.Parameter) -> int:
         if not isinstance(parameter, DTensor):
             return parameter.numel()
         names = parameter.device_mesh.mesh_dim_names or ()
@@ -135,7 +138,7 @@ def count_parameters(model: nn.Module) -> Parameters:
         size = parameter.device_mesh["tensor"].size() if on_tensor is not None and not on_tensor.is_replicate() else 1
         return parameter.numel() // size
 
-    sizes = {name: peers_share(parameter) for name, parameter in model.named_parameters()}
+    sizes = {name: count_of_peer(parameter) for name, parameter in model.named_parameters()}
     blocks = sum(size for name, size in sizes.items() if name.startswith("layers."))
     return Parameters(
         blocks=blocks,
@@ -143,6 +146,12 @@ def count_parameters(model: nn.Module) -> Parameters:
         n_blocks=len(list(model.get_submodule("layers").children())),
         tables=sum(size for name, size in sizes.items() if name.startswith(("embed.", "positions."))),
     )
+
+
+def _optimizer_bytes(optimizer: EngineOptimizer) -> int:
+    """Bytes that this rank holds of the optimizer's state, without tensors of no dimension such as `step`."""
+    tensors = [local_part(tensor) for state in optimizer.state.values() for tensor in state.values() if tensor.dim()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _fake_step(
@@ -155,16 +164,18 @@ def _fake_step(
         traffic = _count_step(engine, batches, loss_fn, all_alike)
     weights = [local_part(parameter.detach()) for parameter in model.parameters()]
     gradients = [local_part(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
-    moments = [local_part(state[key]) for state in engine.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in (*weights, *gradients, *moments))
-    return traffic, size, sum(tensor.numel() for tensor in weights)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*weights, *gradients))
+    return traffic, size + _optimizer_bytes(engine.optimizer), sum(tensor.numel() for tensor in weights)
 
 
 def _count_step(engine: TorchEngine, batches: list[Any], loss_fn: LossFn, all_alike: bool) -> dict[str, int]:
-    """Bytes by kind. Micro batches but the last are alike, so two of them tell about any number; one, if all are."""
+    """Bytes of a step by kind of collective.
+
+    All micro batches but the last send the same. So two of them give the traffic of any number; one does if the last
+    sends the same too (`all_alike`)."""
     at_start: list[Counter[str]] = []
 
-    def marking_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    def marking_loss(model: nn.Module, batch: Any) -> BatchLoss:
         at_start.append(Counter(traffic.bytes))
         return loss_fn(model, batch)
 

@@ -1,7 +1,7 @@
-"""What a rank holds and what it sends in a step, as formulas. Pure; `docs/parallelism.md` shows them as a table.
+"""Formulas for what a rank holds and sends in a step. Pure; `docs/parallelism.md` shows them as a table.
 
-Tests compare them with what is counted on real ranks, so that no engine moves or keeps more than it says. Left out:
-activations, the few bytes of loss and norm, and what tensor parallelism exchanges inside blocks.
+Tests compare them with what real ranks hold and send, so that no engine uses more than the formula. The formulas leave
+out activations, the few bytes of loss and norm, and the traffic of tensor parallelism inside blocks.
 """
 
 from dataclasses import dataclass
@@ -9,26 +9,30 @@ from dataclasses import dataclass
 from parallel.config import ParallelConfig
 from parallel.layout import Layout
 
-MASTER, MOMENTS, GRADIENT = 4, 8, 4
+MASTER, GRADIENT = 4, 4
 """Bytes per parameter in fp32."""
+ADAMW = 8
+"""Bytes of AdamW's state per parameter: two fp32 moments."""
 REDUCE_BUCKET = 50_000_000
-"""Most gradients that ZeRO reduces at once; stage 3 keeps a buffer of that many."""
+"""Most gradient elements that ZeRO reduces at a time. Stage 3 keeps a buffer of that many."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Counts of the part of the model that one tensor-parallel peer holds."""
+    """Numbers of parameters in the part of the model that one tensor-parallel peer holds."""
 
     blocks: int
-    """In all blocks together."""
+    """Parameters in all blocks together."""
     outer: int
-    """Outside of them: embedding, last norm, head. Tied ones count once."""
+    """Parameters outside of blocks: embedding, last norm, head. Tied ones count once."""
     n_blocks: int
+    """Number of blocks."""
     tables: int
-    """Of `outer`: what tokens and positions look up."""
+    """Those of `outer` that tokens and positions look up."""
 
     @property
     def all(self) -> int:
+        """All parameters."""
         return self.blocks + self.outer
 
 
@@ -37,35 +41,40 @@ def working_bytes(config: ParallelConfig) -> int:
     return 4 if config.precision == "fp32" else 2
 
 
-def state_bytes(config: ParallelConfig, layout: Layout, parameters: Parameters) -> float:
-    """Weights, gradients and optimizer state of a rank between the last backward pass and the optimizer's step.
+def state_bytes(
+    config: ParallelConfig, layout: Layout, parameters: Parameters, optimizer_bytes: float = ADAMW
+) -> float:
+    """Bytes of weights, gradients and optimizer state of a rank, between the last backward pass and the step.
 
-    Working copies that live only within a pass (single, DDP, and what FSDP2 and ZeRO-3 gather) are not in it."""
+    `optimizer_bytes`: optimizer state per parameter. Not included are working copies that live only within a pass
+    (single, DDP, and what FSDP2 and ZeRO-3 gather)."""
     n, w = layout.shard, working_bytes(config)
     match config.engine:
         case "single" | "ddp":
-            each = float(MASTER + GRADIENT + MOMENTS)
+            each = float(MASTER + GRADIENT + optimizer_bytes)
         case "fsdp2":
-            each = (MASTER + GRADIENT + MOMENTS) / n
+            each = (MASTER + GRADIENT + optimizer_bytes) / n
         case "zero1" if config.precision == "bf16" and not config.cpu_offload:  # DeepSpeed's BF16_Optimizer
-            each = w + w + GRADIENT + (MASTER + MOMENTS) / n
+            each = w + w + GRADIENT + (MASTER + optimizer_bytes) / n
         case "zero1" | "zero2":
-            each = w + (GRADIENT + MASTER + MOMENTS) / n
+            each = w + (GRADIENT + MASTER + optimizer_bytes) / n
         case "zero3":
             bucket = GRADIENT * min(REDUCE_BUCKET, parameters.all)
-            return (w + GRADIENT + MASTER + MOMENTS) / n * parameters.all + bucket
+            return (w + GRADIENT + MASTER + optimizer_bytes) / n * parameters.all + bucket
     return each * parameters.all
 
 
 def traffic_bytes(
     config: ParallelConfig, layout: Layout, parameters: Parameters, micro_batches: int
 ) -> dict[str, float]:
-    """Bytes per step of each kind of collective, counted as `parallel.analysis.traffic` does."""
+    """Bytes per step of each kind of collective, counted as `parallel.analysis.traffic` counts them."""
     w, passes = working_bytes(config), micro_batches
     reductions = passes if config.reduce_every_micro_batch else 1
     again: float = parameters.blocks if config.reshard_after_forward else 0
     moved: dict[str, float] = {}
     match config.engine:
+        case "single":
+            pass
         case "ddp":
             moved = {"all_reduce": GRADIENT * parameters.all}
         case "fsdp2":

@@ -1,8 +1,8 @@
-"""Counts what this rank sends and receives: bytes of each kind of collective, seen where torch dispatches them.
+"""A counter of this rank's traffic: bytes by kind of collective, counted where torch dispatches them.
 
-The count of a collective is the size of the whole tensor that it is about, whatever algorithm moves it: the result of
-an all-gather, the input of a reduce-scatter, the tensor of an all-reduce or a broadcast. A ring moves (N - 1) / N of
-that per rank, and twice that for an all-reduce.
+A collective counts with the size of its whole tensor, in any algorithm: the result of an all-gather, the input of a
+reduce-scatter, the tensor of an all-reduce or a broadcast. A ring sends (N - 1) / N of that per rank, and twice that
+for an all-reduce.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 NAMESPACES = ("c10d", "_c10d_functional")
-KINDS = {  # the first that occurs in the operation's name
+KINDS = {
     "gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
     "allreduce": "all_reduce",
@@ -26,19 +26,22 @@ KINDS = {  # the first that occurs in the operation's name
     "broadcast": "broadcast",
     "reduce_": "reduce",
 }
+"""Kind of collective by a part of the operation's name; the first part that occurs counts."""
 
 
 class TrafficCounter(TorchDispatchMode):
-    """`with TrafficCounter() as traffic: ...; traffic.bytes["all_gather"]`. Groups of one rank move nothing."""
+    """Counts bytes and calls: `with TrafficCounter() as traffic: ...`, then `traffic.bytes["all_gather"]`.
+
+    Groups of one rank do not count."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.bytes: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # counted once DTensor has turned it into collectives on plain tensors
+            return NotImplemented  # counted when DTensor has turned it into collectives on plain tensors
         result = func(*args, **(kwargs or {}))
         if func.namespace in NAMESPACES:
             self._count(func._opname, args, result)
@@ -56,13 +59,13 @@ def _size(value: Any) -> int:
 
 
 def _group_size(args: Any) -> int:
-    """Operations name their group by a ProcessGroup, or by a number of ranks or a name."""
+    """Number of ranks of the operation's group, which is among its arguments as a ProcessGroup or by name; else 2."""
     for value in args:
         if isinstance(value, torch.ScriptObject):
             try:
                 return dist.ProcessGroup.unbox(value).size()
             except RuntimeError:
                 continue
-        if isinstance(value, str) and value in dist.distributed_c10d._world.pg_names.values():
-            return dist.distributed_c10d._resolve_process_group(value).size()  # pyright: ignore[reportArgumentType]
+        if isinstance(value, str) and value in dist.distributed_c10d._world.pg_names.values():  # pyright: ignore[reportPrivateUsage]
+            return dist.distributed_c10d._resolve_process_group(value).size()  # pyright: ignore
     return 2

@@ -1,17 +1,18 @@
-"""Recompute blocks in the backward pass instead of keeping their activations; and compile blocks.
+"""Activation checkpointing (recomputation) and compilation of blocks.
 
-| `parallel.activation_checkpointing` | kept of a block                                  | computed again             |
-| ----------------------------------- | ------------------------------------------------ | -------------------------- |
-| none                                | everything the backward pass needs               | nothing                    |
-| selective                           | its input, and matrix products and attention     | norms, activations, adds   |
-| full                                | its input                                        | the whole block            |
+| `parallel.activation_checkpointing` | kept of a block                           | recomputed in the backward pass |
+| ----------------------------------- | ----------------------------------------- | ------------------------------- |
+| none                                | everything that the backward pass needs   | nothing                         |
+| selective                           | its input, matrix products and attention  | norms, activations, additions   |
+| full                                | its input                                 | the whole block                 |
 
-Both replace `block.forward`, so that names of parameters, and the hooks that engines put around a block, stay as they
-are: FSDP2 and ZeRO-3 gather the weights before the block is computed again. `compile` comes outermost and sees the
-recomputation; that lets its partitioner honour the selective choice.
+Recomputation and compilation both replace `block.forward`. So parameter names and the hooks that engines put around a
+block stay as they are, and FSDP2 and ZeRO-3 gather weights before they recompute a block. `compile` is outermost and
+sees the recomputation, so its partitioner follows the selective choice.
 
-With `parallel.activation_memory_budget` below 1 nothing is wrapped: the compiler's partitioner keeps that share of what
-it would keep, and computes again what costs the fewest operations (of those that have a formula; attention brings one).
+With `parallel.activation_memory_budget` below 1 nothing is wrapped. The compiler's partitioner keeps that share of the
+activations that it would keep. It recomputes those that cost the fewest FLOP, by the FLOP formulas of operations;
+`keepstep::attention` brings its own.
 """
 
 import functools
@@ -38,19 +39,19 @@ KEPT = frozenset(
         "keepstep::attention",
     }
 )
-"""What `selective` keeps: dear to compute, small to store."""
+"""Operations whose results `selective` keeps: expensive to compute, small to store."""
 
 
 def apply_to_blocks(model: nn.Module, config: ParallelConfig) -> None:
-    """Rewrite the forward of `model.layers`; to be called before an engine wraps them."""
-    # For what is compiled from now on. The second: what a product reads in the backward pass is computed again where
-    # only norms and elementwise operations lead to it; less memory, no slower (docs/performance.md).
+    """Replace `forward` of the blocks in `model.layers`. Call it before an engine wraps them."""
+    # Both settings apply to later compilations. The second lets the partitioner recompute the input of a product where
+    # only norms and elementwise operations lead to it. That saves memory at no cost in speed (docs/performance.md).
     torch._functorch.config.activation_memory_budget = config.activation_memory_budget
     torch._functorch.config.ban_recompute_materialized_backward = False
-    draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
     for index, block in enumerate(model.get_submodule("layers").children()):
         if config.activation_checkpointing != "none" and index % config.checkpoint_every_k_blocks == 0:
-            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws}
+            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": has_dropout}
             if config.activation_checkpointing == "selective":
                 options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_or_recompute)
             block.forward = functools.partial(checkpoint, block.forward, **options)

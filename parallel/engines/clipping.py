@@ -1,4 +1,4 @@
-"""The norm of the whole gradient, however it is spread over ranks."""
+"""The norm of the whole gradient in any layout, and the clipping factor."""
 
 import math
 from collections.abc import Iterable
@@ -15,21 +15,21 @@ EPSILON = 1e-6
 
 
 def global_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
-    """L2 norm over all elements of all ranks, the same bits on every rank, still on the device. Shape (). Collective.
+    """L2 norm over all elements of all ranks, with the same bits on every rank, on the device. Shape (). Collective.
 
-    Each rank adds the squares of what it holds, divided by the number of ranks that hold the same: one sum over all
-    ranks, whatever the layout, and not a number on one rank is not a number on all."""
-    alike: dict[int, list[Tensor]] = {}
+    Each rank adds up the squares of its elements, divided by the number of ranks that hold the same elements. So one
+    sum over all ranks is right in every layout, and a NaN on one rank becomes a NaN on all."""
+    by_replicas: dict[int, list[Tensor]] = {}
     for gradient in gradients:
-        alike.setdefault(_copies(gradient), []).append(local_part(gradient))
+        by_replicas.setdefault(_replicas(gradient), []).append(local_part(gradient))
     squares = torch.zeros((), device=device)
-    for copies, tensors in alike.items():
-        squares += get_total_norm(tensors).square() / copies
+    for replicas, tensors in by_replicas.items():
+        squares += get_total_norm(tensors).square() / replicas
     return sum_over_ranks(squares).sqrt()
 
 
-def _copies(gradient: Tensor) -> int:
-    """Ranks that hold the same elements."""
+def _replicas(gradient: Tensor) -> int:
+    """Number of ranks that hold the same elements."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     sharded = as_sharded(gradient)
     if sharded is None:
@@ -40,5 +40,5 @@ def _copies(gradient: Tensor) -> int:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """What gradients are multiplied by, so that their norm is at most `max_norm`."""
+    """The factor that brings a gradient's norm down to at most `max_norm`; 1 if it already is."""
     return min(1.0, max_norm / (norm + EPSILON))

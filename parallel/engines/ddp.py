@@ -1,13 +1,13 @@
 """Data parallel: every rank holds the whole model and sees different data; gradients are averaged once a step.
 
-Moves: one all-reduce of the fp32 gradients (4 bytes per parameter) in the last micro batch's backward pass, in buckets,
-while the rest of it still runs. Earlier micro batches accumulate in silence.
+Traffic: one all-reduce of the fp32 gradients (4 bytes per parameter) in the backward pass of the last micro batch. It
+runs in buckets, beside the rest of the backward pass. Earlier micro batches only accumulate gradients.
 
-Memory per parameter and rank: 4 bytes of weight, 4 of gradient (a view of the bucket it travels in), 8 of moments;
-under bf16 and fp16 2 more for the working copy.
+Memory per parameter and rank: 4 bytes of weight, 4 of gradient (a view of its bucket), and the optimizer state (8 with
+AdamW). Under bf16 and fp16 the working copy takes 2 more.
 
-With tensor parallelism the parameters are DTensors, which torch's DistributedDataParallel does not take. There the
-same is done by FSDP2 with a shard axis of one rank: nothing is cut, gradients are averaged over the `replicate` axis.
+With tensor parallelism the parameters are DTensors, which torch's DistributedDataParallel does not support. Then FSDP2
+with a shard axis of one rank does the same: it cuts nothing and averages gradients over the `replicate` axis.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +24,7 @@ from parallel.engines.torch_engine import TorchEngine, build_without_values, fil
 
 
 def build_ddp(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
-    """Collective."""
+    """The engine `ddp`, with initial weights. Collective."""
     if runtime.layout.tensor > 1:
         return build_fsdp2(config, runtime, trainable)
     model = build_without_values(trainable.build, runtime.device)
@@ -37,8 +37,8 @@ def build_ddp(config: ParallelConfig, runtime: Runtime, trainable: Trainable) ->
         init_sync=False,  # `fill` gave every rank the same bits
     )
 
-    def exchange(last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if last else wrapped.no_sync()
+    def exchange(is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_last else wrapped.no_sync()
 
     return TorchEngine(
         model,

@@ -1,17 +1,17 @@
 """Matrix products of the blocks in fp8, by torchao, on Hopper and newer.
 
-| what                                     | in                                                             |
-| ---------------------------------------- | -------------------------------------------------------------- |
-| linear layers inside blocks              | fp8: inputs and weights e4m3, gradients of outputs e5m2        |
-| embedding, norms, attention, head, loss  | bf16, as under `precision: bf16`                               |
-| masters, gradients, reduction, moments   | fp32, as under every precision                                 |
+| part                                             | precision                                               |
+| ------------------------------------------------ | ------------------------------------------------------- |
+| linear layers inside blocks                      | fp8: inputs and weights e4m3, gradients of outputs e5m2 |
+| embedding, norms, attention, head, loss          | bf16, as under `precision: bf16`                        |
+| masters, gradients, reduction, optimizer state   | fp32, as under every precision                          |
 
-Weights are cast to bf16 once a step (FSDP2: gathered in bf16), and from there to fp8 in each product, as activations
-are: each tensor is scaled by its own largest value (torchao's recipe `tensorwise`). That is meant for `compile: true`,
-which fuses the casts with what stands before them.
+Weights are cast to bf16 once a step; FSDP2 gathers them in bf16. Each product casts weights and activations to fp8 and
+scales each tensor by its own largest value (torchao's recipe `tensorwise`). Use it with `compile: true`, which fuses
+the casts with the operations before them.
 
-torchao puts a `Float8Linear` in the place of each `nn.Linear`, with the same parameter objects. So names, shapes,
-initial values and checkpoints are those of any other precision, and a run may change its precision when it goes on.
+torchao replaces each `nn.Linear` by a `Float8Linear` with the same parameter objects. So names, shapes, initial values
+and checkpoints are those of any other precision, and a run may change its precision when it resumes.
 """
 
 import logging
@@ -23,11 +23,11 @@ from torch import nn
 from parallel.errors import LaunchError
 
 NEEDED = (9, 0)
-"""Compute capability of Hopper. Ada (8.9) has such products too, but is left out, untried."""
+"""Compute capability of Hopper. Ada (8.9) has fp8 products too, but has not been tested."""
 
 
 def require_fp8(device: torch.device) -> None:
-    """Raises LaunchError where the products cannot be made."""
+    """Raise LaunchError if the device or torchao does not support the products."""
     found = str(device)
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
@@ -53,15 +53,15 @@ def _import_torchao() -> None:
 
 
 def silence_torchao() -> None:
-    """Its import warns of kernels for other devices, none of which is used here, and torch of how torchao uses it."""
+    """Hide the warnings of torchao's import: on kernels that are not used here, and on torch's deprecations."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def build_in_fp8(build: Callable[[], nn.Module], *, emulate: bool = False) -> nn.Module:
-    """The model with the linear layers of its blocks in fp8, to be wrapped by an engine.
+    """The model with the linear layers of its blocks in fp8, before an engine wraps it.
 
-    `emulate`: round to fp8, but multiply in fp32, on any device. For tests."""
+    `emulate`: round to fp8 but multiply in fp32, on any device. Tests use it."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     model = build()

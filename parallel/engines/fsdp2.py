@@ -1,6 +1,6 @@
-"""Fully sharded data parallel (torch's `fully_shard`): each rank holds a slice of every parameter, gradient and moment.
+"""Fully sharded data parallel (torch's `fully_shard`): each rank holds a slice of all weights, gradients and state.
 
-A block is one unit, and what lies outside the blocks (embedding, last norm, head) is another.
+Each block is one unit. The parts outside of blocks (embedding, last norm, head) form the outer unit.
 
 | when                          | what moves, per parameter of the unit (w bytes: 4 in fp32, else 2)     |
 | ----------------------------- | ---------------------------------------------------------------------- |
@@ -12,10 +12,10 @@ A block is one unit, and what lies outside the blocks (embedding, last norm, hea
 The outer unit is needed at both ends of a pass and stays gathered between forward and backward. With
 `reduce_every_micro_batch` false, earlier micro batches send nothing and keep whole fp32 gradients instead.
 
-Memory per parameter and rank, with S ranks on the shard axis: 4/S of weight, 4/S of gradient, 8/S of moments, and
-for a moment w for the units that are gathered (the outer one and one or two blocks).
+Memory per parameter and rank, in bytes, with S ranks on the shard axis: 4/S of weight, 4/S of gradient, and 1/S of the
+optimizer state (8 with AdamW). Units that are gathered (the outer one and one or two blocks) take w more.
 
-The model is built on the meta device, cut, and then filled slice by slice: no rank ever holds all of it.
+The model is built on the meta device, cut, and then filled slice by slice. No rank ever holds all of it.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from parallel.engines.torch_engine import TorchEngine, build_without_values, fil
 
 
 def build_fsdp2(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
-    """Collective."""
+    """The engine `fsdp2`, with initial weights. Collective."""
     assert runtime.mesh is not None
     model = build_without_values(trainable.build, torch.device("meta"))
     root = shard_model(model, config, runtime.mesh)
@@ -49,16 +49,16 @@ def build_fsdp2(config: ParallelConfig, runtime: Runtime, trainable: Trainable) 
 def wrap_in_engine(
     root: FSDPModule, model: nn.Module, config: ParallelConfig, runtime: Runtime, trainable: Trainable
 ) -> TorchEngine:
-    """The engine around a sharded model that has memory; `root` is the same model with FSDP2's methods."""
+    """The engine around a sharded model that has memory. `root` is the same model with FSDP2's methods."""
 
     @contextmanager
-    def exchange(last: bool) -> Iterator[None]:
-        root.set_requires_gradient_sync(last or config.reduce_every_micro_batch)
-        root.set_requires_all_reduce(last)
-        root.set_is_last_backward(last)
+    def exchange(is_last: bool) -> Iterator[None]:
+        root.set_requires_gradient_sync(is_last or config.reduce_every_micro_batch)
+        root.set_requires_all_reduce(is_last)
+        root.set_is_last_backward(is_last)
         yield
 
-    def reshard_all() -> None:  # no backward pass follows that would do it
+    def reshard_all() -> None:  # after an evaluation no backward pass does it
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
                 unit.reshard()
@@ -79,7 +79,7 @@ def shard_model(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> F
         split_model(model, mesh["tensor"])
     apply_to_blocks(model, config)
     data_mesh = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
-    # Inputs stay as they come: cosine and sine of RoPE must not be cast.
+    # Do not cast inputs: cosine and sine of RoPE stay fp32.
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -87,13 +87,13 @@ def shard_model(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> F
         fully_shard(block, mesh=data_mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
         for block in model.get_submodule("layers").children()
     ]
-    for block, following in pairwise(blocks):  # backward, torch looks one block ahead by itself
+    for block, following in pairwise(blocks):  # in the backward pass torch prefetches one block by itself
         block.set_modules_to_forward_prefetch([following])
     return fully_shard(model, mesh=data_mesh, mp_policy=policy)
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:
-    """Give parameters on the meta device memory, and keep tied ones tied, which `to_empty` alone would not."""
+    """Give parameters on the meta device memory. Tied ones stay tied, which `to_empty` alone does not ensure."""
     homes = [(module, name) for module in model.modules() for name in module._parameters]
     before = [module._parameters[name] for module, name in homes]
     model.to_empty(device=device)

@@ -1,8 +1,8 @@
-"""fp32 masters, narrow matrix products: the working copies of weights, and the loss scale that fp16 needs.
+"""Mixed precision: working copies of the fp32 master weights, and the loss scale for fp16.
 
-Parameters, gradients, their reduction and the moments are fp32 under every engine (a bf16 weight near 1 cannot move by
-less than 0.004, so most updates would vanish). What is narrow is the copy that the forward and backward pass see.
-FSDP2 and DeepSpeed make that copy themselves; single and DDP use `working_weights`.
+Parameters, gradients, their reduction and the optimizer state are fp32 under every engine: a bf16 weight near 1 cannot
+change by less than 0.004, so most updates would be lost. Only the working copies, which the forward and backward passes
+use, are narrower. FSDP2 and DeepSpeed make these copies themselves; single and DDP use `working_weights`.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""Of the working copies. fp8 is bf16 but for the products inside blocks (parallel/engines/fp8.py)."""
+"""Type of the working copies by `parallel.precision`. fp8 is bf16 except in the products inside blocks (`fp8.py`)."""
 
 
 @contextmanager
 def working_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, modules see `dtype` copies of their parameters, made once; gradients flow to the fp32 parameters.
+    """A context in which modules see `dtype` copies of their parameters; gradients flow to the fp32 parameters.
 
-    It spans the backward passes too, for recomputed blocks read their weights again."""
+    The copies are made once. The context must include the backward passes, because recomputed blocks read their weights
+    again."""
     if dtype == torch.float32:
         yield
         return
@@ -40,10 +41,11 @@ def working_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 class LossScaler:
-    """Keeps fp16 gradients out of underflow: losses are multiplied by `scale`, gradients divided by it.
+    """Dynamic loss scale against underflow of fp16 gradients (Micikevicius et al. 2018, section 3.2).
 
-    Halves after a step with a non-finite gradient (which is skipped), doubles after `GROWTH_STEPS` good ones in a row
-    (Micikevicius et al. 2018, section 3.2). The two numbers are tensors, so that checkpoints keep them."""
+    Losses are multiplied by `scale` and gradients divided by it. It halves after a step with a non-finite gradient,
+    which is skipped, and doubles after `GROWTH_STEPS` finite ones in a row. Both numbers are tensors, so checkpoints
+    include them."""
 
     GROWTH_STEPS = 2000
 
@@ -52,7 +54,7 @@ class LossScaler:
         self.good_steps = torch.tensor(0.0)
 
     def update(self, finite: bool) -> None:
-        """After each step, with a verdict that is the same on all ranks."""
+        """Adjust the scale after a step. `finite` must be the same on all ranks."""
         if not finite:
             self.scale.div_(2.0)
             self.good_steps.zero_()
@@ -63,4 +65,5 @@ class LossScaler:
             self.good_steps.zero_()
 
     def state(self) -> dict[str, Tensor]:
+        """The tensors that checkpoints save and fill, by name."""
         return {"scaler.scale": self.scale, "scaler.good_steps": self.good_steps}

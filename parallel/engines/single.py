@@ -1,6 +1,7 @@
-"""One process: everything is here and nothing moves.
+"""One process that holds everything and sends nothing.
 
-Memory per parameter: 4 bytes of weight, 4 of gradient, 8 of moments; under bf16 and fp16 2 more for the working copy.
+Memory per parameter: 4 bytes of weight, 4 of gradient, and the optimizer state (8 with AdamW). Under bf16 and fp16 the
+working copy takes 2 more.
 """
 
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from parallel.engines.torch_engine import TorchEngine, build_without_values, fil
 
 
 def build_single(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
+    """The engine `single`, with initial weights."""
     model = build_without_values(trainable.build, runtime.device)
     fill(model, trainable.initial_value)
     apply_to_blocks(model, config)
@@ -30,5 +32,5 @@ def wrap_whole_model(model: nn.Module, config: ParallelConfig, runtime: Runtime,
         device=runtime.device,
         working_dtype=DTYPES[config.precision],
         scaler=LossScaler() if config.precision == "fp16" else None,
-        exchange=lambda _last: nullcontext(),
+        exchange=lambda _is_last: nullcontext(),
     )

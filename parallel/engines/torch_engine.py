@@ -1,6 +1,6 @@
-"""The engine behind `single`, `ddp` and `fsdp2`: a wrapped module and a torch optimizer.
+"""The engine behind `single`, `ddp` and `fsdp2`: a wrapped module and an optimizer.
 
-The three differ in how the module is wrapped and in when gradients travel; their files say that. The rest is here.
+The three differ in how they wrap the module and in when gradients move between ranks, which their files describe.
 """
 
 import math
@@ -10,23 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from parallel.engine import CheckpointTensor, LossFn, no_limit
 from parallel.engines.clipping import clip_factor, global_norm
-from parallel.engines.moments import zero_moments
 from parallel.engines.precision import LossScaler, working_weights
+from parallel.optimizer import EngineOptimizer
 from parallel.sharded import local_part, part_of
 
 
 class TorchEngine:
-    """See `parallel.engine.Engine`."""
+    """Implements `parallel.engine.Engine`, which documents the methods."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: EngineOptimizer,
         *,
         device: torch.device,
         called: nn.Module | None = None,
@@ -36,8 +35,11 @@ class TorchEngine:
         after_evaluation: Callable[[], None] = lambda: None,
         keep_gradients: bool = False,
     ) -> None:
-        """`called` is what the loss calls (default: the model); `exchange(last)` surrounds each micro batch and sees
-        to it that gradients travel when they must; `keep_gradients` zeroes them in place instead of freeing them."""
+        """Create the optimizer state.
+
+        `called`: the module that the loss function calls; by default the model. `exchange(is_last)`: the context of
+        each micro batch, which moves gradients between ranks when they must. `keep_gradients`: zero gradients in place
+        instead of freeing them."""
         self.model = model
         self.optimizer = optimizer
         self._device = device
@@ -48,26 +50,29 @@ class TorchEngine:
         self._after_evaluation = after_evaluation
         self._keep_gradients = keep_gradients
         self._parameters = dict(model.named_parameters())
-        create_moments(optimizer)
+        optimizer.create_state()
 
     def forward_backward(self, micro_batches: Sequence[Any], loss_fn: LossFn, scale: float) -> Tensor:
+        """See `Engine.forward_backward`. Collective."""
         if self._scaler is not None:
             scale *= self._scaler.scale.item()
-        losses: list[Tensor] = []
+        sums: list[Tensor] = []
         with working_weights(self.model, self._working_dtype):
             for index, batch in enumerate(micro_batches):
                 with self._exchange(index == len(micro_batches) - 1):
-                    loss_S = loss_fn(self._called, batch)
-                    (loss_S.sum() * scale).backward()
-                losses.append(loss_S.detach().float())
-        return torch.stack(losses).sum(dim=0)
+                    loss = loss_fn(self._called, batch)
+                    (loss.objective * scale).backward()
+                sums.append(loss.sums.detach().float())
+        return torch.stack(sums).sum(dim=0)
 
     @torch.no_grad()
     def step(self, lr: float, max_grad_norm: float, norm_limit: Callable[[], float] = no_limit) -> float:
+        """See `Engine.step`. Collective."""
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         unscale = 1.0 if self._scaler is None else 1.0 / self._scaler.scale.item()
-        on_device, limit = global_norm(gradients, self._device), norm_limit()
-        norm = on_device.item() * unscale
+        # The norm is queued on the device before the limit waits for the losses, so one wait serves both.
+        device_norm, limit = global_norm(gradients, self._device), norm_limit()
+        norm = device_norm.item() * unscale
         if self._scaler is not None:
             self._scaler.update(math.isfinite(norm))
         if math.isfinite(norm) and norm <= limit:
@@ -82,14 +87,16 @@ class TorchEngine:
 
     @torch.no_grad()
     def evaluate(self, batch: Any, loss_fn: LossFn) -> Tensor:
+        """See `Engine.evaluate`. Collective."""
         self._called.eval()
         with working_weights(self.model, self._working_dtype):
-            loss_S = loss_fn(self._called, batch).float()
+            sums = loss_fn(self._called, batch).sums.float()
         self._called.train()
         self._after_evaluation()
-        return loss_S
+        return sums
 
     def state(self) -> dict[str, CheckpointTensor]:
+        """See `Engine.state`."""
         state: dict[str, CheckpointTensor] = {}
         for name, parameter in self._parameters.items():
             state[f"model.{name}"] = parameter.detach()
@@ -98,30 +105,24 @@ class TorchEngine:
         return state | (self._scaler.state() if self._scaler is not None else {})
 
     def refresh_working_weights(self) -> None:
-        """Nothing to do: parameters are the masters, and working copies are made anew in each step."""
+        """Do nothing: the parameters are the masters, and each step makes new working copies of them."""
 
     def replicated_tensors(self) -> dict[str, Tensor]:
+        """See `Engine.replicated_tensors`: the whole state."""
         return dict(self.state())
 
     def close(self) -> None:
-        """Nothing is held beyond memory."""
-
-
-def create_moments(optimizer: Optimizer) -> None:
-    """Before the first step, as a checkpoint needs them at any time."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = zero_moments(parameter, second=not group.get("muon"))
+        """Do nothing: the engine holds only memory."""
 
 
 def build_without_values(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    """What `fill` will give values to: torch's own, drawn first, would take as long for nothing."""
+    """The model with memory but without initial values. Drawing torch's own takes as long as `fill`, for nothing."""
     with torch.device(device), _WithoutValues():
         return build()
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Functions of `torch.nn.init` do nothing."""
+    """Makes the functions of `torch.nn.init` do nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -132,7 +133,7 @@ class _WithoutValues(TorchFunctionMode):
 
 @torch.no_grad()
 def fill(model: nn.Module, initial_value: Callable[[str, torch.Size], Tensor]) -> None:
-    """Copy this rank's part of each initial value into its parameter, one whole tensor in memory at a time."""
+    """Copy this rank's part of each initial value into its parameter. One whole tensor is in memory at a time."""
     for name, parameter in model.named_parameters():
         whole = initial_value(name, parameter.shape).to(parameter.device)
         local_part(parameter.detach()).copy_(part_of(whole, like=parameter))

@@ -27,6 +27,7 @@ from parallel.mesh import build_mesh, data_parallel_group
 from train.device_batch import DeviceBatch, loss_by_source, to_device
 from train.model.config import ModelConfig
 from train.model.gpt import GPT, initial_value
+from train.model.mlp import Auxiliary, SwiGLU
 from train.optim.config import OptimConfig
 from train.optim.groups import build_optimizer
 
@@ -36,11 +37,12 @@ LOSS = loss_by_source(2)
 
 
 def config_of(**settings: Any) -> ParallelConfig:
-    return ParallelConfig(**{"precision": "fp32", "device": "cpu", "timeout_seconds": 120.0, **settings})
+    """A configuration for tests: fp32 on CPU, with the given settings."""
+    return ParallelConfig(**{"precision": "fp32", "device": "cpu", "timeout_seconds": 600.0, **settings})
 
 
 def runtime_of(config: ParallelConfig) -> Runtime:
-    """Like `start`, but processes that have met already only change their layout."""
+    """Like `start`, but processes that already have a process group only change their layout. Collective."""
     world = read_world(os.environ)
     if config.engine == "single" or not dist.is_initialized():
         return start(config, world)
@@ -50,18 +52,37 @@ def runtime_of(config: ParallelConfig) -> Runtime:
     return Runtime(world, layout, device, mesh, data_parallel_group(mesh))
 
 
-def trainable(**model: Any) -> Trainable:
+class ReportingSwiGLU(SwiGLU):
+    """A SwiGLU with an auxiliary loss and two metrics that are sums over tokens, so they add up over any cut."""
+
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Auxiliary]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The output of SwiGLU; the loss makes the mean input of each token small."""
+        means_BT = x_BTD.float().mean(dim=-1)
+        metrics_M = torch.stack((means_BT.detach().abs().sum(), torch.ones_like(means_BT).sum()))
+        return super().forward(x_BTD), Auxiliary(10 * means_BT.square().sum(), metrics_M)
+
+
+def build_reporting(config: ModelConfig) -> GPT:
+    """The model with `ReportingSwiGLU` in each block."""
+    model = GPT(config)
+    for block in model.layers.values():
+        block.mlp = ReportingSwiGLU(config)
+    return model
+
+
+def trainable(*, reporting: bool = False, **model: Any) -> Trainable:
+    """The tiny GPT, with the given model settings. `reporting`: its blocks report an auxiliary loss and metrics."""
     shape: dict[str, Any] = {"vocab_size": V, "seq_len": T, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_model": 64}
     config = ModelConfig(**{**shape, **model})
     return Trainable(
-        build=lambda: GPT(config),
+        build=lambda: build_reporting(config) if reporting else GPT(config),
         initial_value=lambda name, shape: initial_value(name, shape, config, seed=1),
         optimizer=lambda module: build_optimizer(module, OptimConfig(lr=LR)),
     )
 
 
 def global_batch(step: int) -> Batch:
-    """Rows with unequal numbers of targets, one of them with none, and one with two documents."""
+    """Rows with unequal numbers of targets. One row has no target, and one has two documents."""
     generator = np.random.default_rng(step % 3)
     text = generator.integers(0, V, (GLOBAL_BATCH, T + 1))
     tokens, labels = text[:, :-1], text[:, 1:].copy()
@@ -74,12 +95,12 @@ def global_batch(step: int) -> Batch:
 
 
 def micro_batches(step: int, runtime: Runtime, number: int = MICRO_BATCHES) -> tuple[list[DeviceBatch], int]:
-    """This rank's part of a step, and the targets of all."""
+    """This rank's micro batches of a step, and the number of targets on all ranks."""
     whole = global_batch(step)
-    mine = np.arange(GLOBAL_BATCH)
-    mine = mine[mine % runtime.data_parallel_size == runtime.data_parallel_rank]
+    own_rows = np.arange(GLOBAL_BATCH)
+    own_rows = own_rows[own_rows % runtime.data_parallel_size == runtime.data_parallel_rank]
     parts = []
-    for rows in np.array_split(mine, number):
+    for rows in np.array_split(own_rows, number):
         part = Batch(**{field.name: getattr(whole, field.name)[rows] for field in dataclasses.fields(Batch)})
         parts.append(to_device(part, runtime.device))
     return parts, int((whole.labels_BT != IGNORE).sum())
@@ -87,12 +108,12 @@ def micro_batches(step: int, runtime: Runtime, number: int = MICRO_BATCHES) -> t
 
 def one_step(
     engine: Engine, runtime: Runtime, step: int, norm_limit: Callable[[], float] = no_limit
-) -> tuple[float, float]:
-    """Mean loss over all ranks, and the gradient norm."""
+) -> tuple[list[float], float]:
+    """Sums over all ranks divided by the number of targets: loss by source, then metrics; and the gradient norm."""
     batches, targets = micro_batches(step, runtime)
-    loss_S = engine.forward_backward(batches, LOSS, runtime.data_parallel_size / targets)
+    sums_R = engine.forward_backward(batches, LOSS, runtime.data_parallel_size / targets)
     norm = engine.step(LR * (step + 1) / 10, 1.0, norm_limit)
-    return (sum_over_ranks(loss_S, runtime.data_parallel_group).sum() / targets).item(), norm
+    return (sum_over_ranks(sums_R, runtime.data_parallel_group) / targets).tolist(), norm
 
 
 def whole(tensor: CheckpointTensor) -> Tensor:
@@ -108,7 +129,7 @@ def whole(tensor: CheckpointTensor) -> Tensor:
 
 
 def train(config: ParallelConfig, steps: int = 10, **model: Any) -> dict[str, Any]:
-    """Losses, norms, and the whole state before and after."""
+    """Losses, metrics, norms, validation sums, and the whole state before and after. Collective."""
     runtime = runtime_of(config)
     engine = build_engine(config, runtime, trainable(**model))
     before = {name: whole(tensor) for name, tensor in engine.state().items()}
@@ -116,23 +137,30 @@ def train(config: ParallelConfig, steps: int = 10, **model: Any) -> dict[str, An
     validation = engine.evaluate(micro_batches(1, runtime, number=1)[0][0], LOSS)
     after = {name: whole(tensor) for name, tensor in engine.state().items()}
     engine.close()
-    losses, norms = map(list, zip(*curve, strict=True))
     evaluated = sum_over_ranks(validation, runtime.data_parallel_group)
-    return {"losses": losses, "norms": norms, "validation": evaluated.cpu(), "before": before, "after": after}
+    return {
+        "losses": [sum(sums_R[:2]) for sums_R, _ in curve],
+        "metrics": [sums_R[2:] for sums_R, _ in curve],
+        "norms": [norm for _, norm in curve],
+        "validation": evaluated.cpu(),
+        "before": before,
+        "after": after,
+    }
 
 
 def train_each(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """One training run per case, and whether its first steps repeat bit for bit."""
+    """The results of one training run per case, and whether its first steps repeat bit for bit. Collective."""
     results = {}
     for name, settings in cases.items():
         model = settings.pop("model", {})
         results[name] = train(config_of(**settings), **model)
-        again = train(config_of(**settings), steps=4, **model)
-        results[name]["repeated"] = all(again[key] == results[name][key][:4] for key in ("losses", "norms"))
+        repeated = train(config_of(**settings), steps=4, **model)
+        results[name]["repeated"] = all(repeated[key] == results[name][key][:4] for key in ("losses", "norms"))
     return results
 
 
 def fail_on_rank_1(_: None) -> None:
+    """Raise an error on rank 1 while the other ranks wait in a collective."""
     runtime = start(config_of(engine="ddp"), read_world(os.environ))
     if runtime.world.rank == 1:
         raise ValueError("on purpose")

@@ -1,4 +1,4 @@
-"""One rank under mpirun or srun: says who it is and adds the ranks' numbers through torch's own group."""
+"""One rank under mpirun or srun: prints its rank and the sum of all ranks, computed by torch's own process group."""
 
 import os
 import sys

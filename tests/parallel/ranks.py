@@ -1,6 +1,7 @@
-"""Start real gloo ranks for a test: `run_ranks(FILE, FUNCTION, N, argument)` calls it on each of N processes.
+"""Real gloo ranks for a test: `run_ranks(FILE, FUNCTION, N, argument)` calls the function in each of N processes.
 
-The function gets the argument (JSON) and returns what `torch.save` can hold. As a program, this file is one such rank.
+The argument must be JSON. The function returns anything that `torch.save` can write. As a program, this file is one
+such rank.
 """
 
 import json
@@ -21,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(
-    file: str | Path, function: str, world_size: int, argument: Any = None, timeout: float = 240
+    file: str | Path, function: str, world_size: int, argument: Any = None, timeout: float = 900
 ) -> list[Any]:
-    """What each rank returned, by rank. Raises AssertionError with the traceback of the first rank that failed."""
+    """The results in order of rank. Raises AssertionError with the traceback of the first rank that failed."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -39,9 +40,9 @@ def run_ranks(
         failed = [rank for rank, process in enumerate(ranks) if process.returncode != 0]
         logs = [Path(folder, f"{rank}.log").read_text() for rank in range(world_size)]
         if failed:
-            # Not one that was ended by `_wait`, nor one that only lost its peer.
-            blamed = min(failed, key=lambda rank: ("Traceback" not in logs[rank], "peer" in logs[rank], rank))
-            raise AssertionError(f"rank {blamed} of {world_size} left with {ranks[blamed].returncode}:\n{logs[blamed]}")
+            # Prefer a rank that failed itself to one that lost its peer or that `_wait` killed.
+            first = min(failed, key=lambda rank: ("Traceback" not in logs[rank], "peer" in logs[rank], rank))
+            raise AssertionError(f"rank {first} of {world_size} exited with {ranks[first].returncode}:\n{logs[first]}")
         return [torch.load(f"{folder}/{rank}.pt", weights_only=True, map_location="cpu") for rank in range(world_size)]
 
 
@@ -58,11 +59,11 @@ def _env(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], timeout: float) -> None:
-    """Until all have left; when one fails or time is up, end the others."""
+    """Wait until all ranks have exited. When one fails or the time is up, kill the others."""
     deadline = time.monotonic() + timeout
     while any(process.poll() is None for process in ranks):
         if time.monotonic() > deadline or any(process.returncode for process in ranks):
-            time.sleep(1.0)  # let the others print why
+            time.sleep(1.0)  # lets the others print their errors
             for process in ranks:
                 process.kill()
         time.sleep(0.02)
@@ -71,6 +72,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], timeout: float) -> None:
 
 
 def main() -> None:
+    """Run one rank."""
     from parallel.bootstrap import leave, leave_at_once
 
     file, function, argument, result = sys.argv[1:]

@@ -26,21 +26,21 @@ def draws(rank: int, layout: Layout, step: int = 0) -> tuple[float, float, float
     return random.random(), float(np.random.rand()), torch.rand(()).item()
 
 
-def test_data_parallel_ranks_draw_differently_and_tensor_parallel_peers_alike() -> None:
+def test_data_parallel_ranks_draw_differently_and_tensor_parallel_peers_equally() -> None:
     layout = Layout(replicate=2, shard=2, tensor=2)
     by_rank = [draws(rank, layout) for rank in range(8)]
     assert by_rank[0::2] == by_rank[1::2]
     assert len({value for triple in by_rank[0::2] for value in triple}) == 12
 
 
-def test_each_step_draws_anew_and_the_same_again_when_repeated() -> None:
+def test_each_step_draws_other_numbers_and_a_repeated_step_the_same() -> None:
     layout = Layout(1, 1, 1)
     assert draws(0, layout, step=3) == draws(0, layout, step=3) != draws(0, layout, step=4)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian's: its own name is `here` and stands for loopback; the network knows `there`."""
+    """A Debian machine: its own name `here` resolves to loopback, and the network knows the node `there`."""
     names = {"here": "127.0.1.1", "there": "10.0.0.7", "localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1"}
     monkeypatch.setattr(addresses, "address_of", names.__getitem__)
     monkeypatch.setattr(bootstrap, "address_of", names.__getitem__)
@@ -61,7 +61,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         (World(1, 2, 0, 1, "localhost", 29500, "env"), {}, None),
     ],
 )
-def test_ranks_on_several_nodes_meet_at_the_interface_that_leads_there(
+def test_ranks_on_several_nodes_use_the_interface_that_leads_to_the_others(
     world: World, env: dict[str, str], bound: str | None
 ) -> None:
     bootstrap.bind_gloo(world, env)
@@ -69,9 +69,11 @@ def test_ranks_on_several_nodes_meet_at_the_interface_that_leads_there(
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_head_with_several_addresses_and_a_name_for_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_node_whose_name_fits_none_of_its_addresses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "own_addresses", lambda: {"10.0.0.8": "eth0", "10.1.0.8": "ib0"})
-    with pytest.raises(LaunchError, match=r"the head here is 127\.0\.1\.1 .* use one of its own addresses: 10"):
+    with pytest.raises(
+        LaunchError, match=r"the head node here resolves to 127\.0\.1\.1 .* use one of its own addresses: 10"
+    ):
         bootstrap.bind_gloo(World(0, 4, 0, 2, "here", 29500, "slurm"), {})
 
 
@@ -84,27 +86,65 @@ def test_single_needs_no_process_group() -> None:
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
-def test_an_absent_device_is_named() -> None:
+def test_an_absent_device_is_reported() -> None:
     with pytest.raises(
         LaunchError, match=r"parallel.device is cuda, but this machine has no accelerator .*auto or cpu"
     ):
         choose_device("cuda", 0)
 
 
-def test_ranks_that_never_meet_say_where_they_looked() -> None:
+@pytest.mark.parametrize(
+    ("launcher", "env", "local_rank", "device"),
+    [
+        ("slurm", {"CUDA_VISIBLE_DEVICES": "3"}, 3, 0),
+        ("mpi", {"ROCR_VISIBLE_DEVICES": "1"}, 1, 0),
+        ("env", {"CUDA_VISIBLE_DEVICES": "GPU-1f"}, 2, 0),
+        ("slurm", {}, 1, None),
+        ("torchrun", {"CUDA_VISIBLE_DEVICES": "3"}, 1, None),
+        ("deepspeed", {"CUDA_VISIBLE_DEVICES": "3"}, 1, None),
+        ("torchrun", {"CUDA_VISIBLE_DEVICES": "3"}, 0, 0),
+    ],
+)
+def test_a_rank_that_sees_one_device_of_its_own_takes_it(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, env: dict[str, str], local_rank: int, device: int | None
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    world = World(local_rank, 4, local_rank, 4, "h", 1, launcher)
+    own = bootstrap.sees_own_device(world, env)
+    if device is None:
+        with pytest.raises(LaunchError, match=f"local rank {local_rank} has no cuda device: this node has 1"):
+            choose_device("auto", local_rank, own)
+    else:
+        assert choose_device("auto", local_rank, own) == torch.device("cuda", device)
+
+
+def test_zero_gets_the_local_rank_that_srun_does_not_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "")
+    monkeypatch.setattr(bootstrap, "_join", lambda *_: None)
+    monkeypatch.setattr(bootstrap, "build_mesh", lambda *_: None)
+    monkeypatch.setattr(bootstrap, "data_parallel_group", lambda _: None)
+    start(ParallelConfig(engine="zero1", device="cpu"), World(1, 2, 1, 2, "127.0.0.1", 29500, "slurm"))
+    assert os.environ["LOCAL_RANK"] == "1"
+
+
+def test_ranks_that_cannot_connect_report_the_address_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     world = World(1, 2, 1, 2, "127.0.0.1", 1, "env")
-    with pytest.raises(LaunchError, match=r"rank 1 of 2 could not meet the others at 127.0.0.1:1: .*port is free"):
+    with pytest.raises(
+        LaunchError, match=r"rank 1 of 2 could not connect to the other ranks at 127.0.0.1:1: .*port is free.*firewall$"
+    ):
         start(ParallelConfig(engine="ddp", device="cpu", timeout_seconds=1.0), world)
+    assert "frame #" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["leave", "leave_at_once"])
-def test_leaving_flushes_and_keeps_the_exit_code(how: str) -> None:
-    program = f"from parallel.bootstrap import {how}; print('said', end=''); {how}(75)"
+@pytest.mark.parametrize("function", ["leave", "leave_at_once"])
+def test_leaving_flushes_and_keeps_the_exit_code(function: str) -> None:
+    program = f"from parallel.bootstrap import {function}; print('printed', end=''); {function}(75)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    left = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert (left.returncode, left.stdout) == (75, "said")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (75, "printed")
 
 
 def test_a_rank_that_raises_is_shown_with_its_traceback() -> None:
-    with pytest.raises(AssertionError, match=r"rank 1 of 2 left with 1:\n(.|\n)*ValueError: on purpose"):
+    with pytest.raises(AssertionError, match=r"rank 1 of 2 exited with 1:\n(.|\n)*ValueError: on purpose"):
         run_ranks("tests/parallel/engine_trial.py", "fail_on_rank_1", 2)

@@ -29,11 +29,11 @@ MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_model": 64, "d_ff": 12
         ({"checkpoint_every_k_blocks": 2}, r"checkpoint_every_k_blocks \(2\) has no effect while .* is none; set that"),
         (
             {"activation_memory_budget": 0.5},
-            r"activation_memory_budget \(0.5\) is kept by the compiler.*; set compile to true and .* to none",
+            r"activation_memory_budget \(0.5\) needs the compiler.*; set compile to true and .* to none",
         ),
         (
             {"tensor": 2, "compile": True},
-            r"compile \(true\) with tensor \(2\): .*; set compile to false, or tensor to 1",
+            r"compile \(true\) does not work with tensor \(2\): .*; set compile to false, or tensor to 1",
         ),
         (
             {"engine": "zero3", "precision": "fp8"},
@@ -41,11 +41,11 @@ MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_model": 64, "d_ff": 12
         ),
         (
             {"tensor": 2, "precision": "fp8"},
-            r"precision \(fp8\) with tensor \(2\): .*; set precision to bf16, or tensor to 1",
+            r"precision \(fp8\) does not work with tensor \(2\): .*; set precision to bf16, or tensor to 1",
         ),
     ],
 )
-def test_impossible_combinations_are_refused_with_the_nearest_possible(settings: dict, text: str) -> None:
+def test_impossible_combinations_are_refused_with_a_way_out(settings: dict, text: str) -> None:
     with pytest.raises(ValidationError, match=text):
         ParallelConfig(**settings)
 
@@ -74,7 +74,7 @@ def test_a_model_that_can_be_split_evenly_is_accepted() -> None:
         ({"n_kv_heads": 1}, r"model.n_kv_heads x d_model / n_heads \(8\) must be a multiple of 16"),
     ],
 )
-def test_fp8_takes_only_matrices_that_its_products_take(change: dict[str, int], text: str) -> None:
+def test_fp8_accepts_only_sizes_that_are_multiples_of_16(change: dict[str, int], text: str) -> None:
     ParallelConfig(precision="fp8").check_model(**MODEL)
     ParallelConfig(precision="bf16").check_model(**MODEL | change)
     with pytest.raises(ValueError, match=text):

@@ -1,4 +1,4 @@
-"""Every launcher's variables as plain dictionaries, and what must not be believed."""
+"""The variables of every launcher, as plain dictionaries, and contradictions that must be refused."""
 
 import re
 
@@ -55,7 +55,7 @@ def test_torchrun_is_read():
     assert read_world(TORCHRUN) == World(5, 8, 1, 4, "10.0.0.7", 29400, "torchrun")
 
 
-def test_torchrun_under_srun_counts_torchruns_ranks_and_not_slurms_tasks():
+def test_torchrun_under_srun_uses_torchruns_ranks_and_not_slurms_tasks():
     assert read_world(SLURM | TORCHRUN) == read_world(TORCHRUN)
 
 
@@ -63,7 +63,7 @@ def test_deepspeeds_launcher_is_read():
     assert read_world(DEEPSPEED) == World(1, 2, 1, 2, "h", 29500, "deepspeed")
 
 
-def test_open_mpi_is_read_and_leaves_the_head_to_be_agreed_on():
+def test_open_mpi_is_read_and_leaves_the_head_open():
     assert read_world(OPEN_MPI) == World(3, 4, 1, 2, "", 0, "mpi")
 
 
@@ -82,7 +82,7 @@ def test_srun_with_pmix_takes_the_size_from_slurm():
     assert (world.rank, world.world_size, world.launcher) == (3, 5, "mpi")
 
 
-def test_srun_is_read_with_a_port_of_the_step():
+def test_srun_is_read_with_a_port_for_the_step():
     assert read_world(SLURM) == World(3, 5, 1, 2, "gpu07", job_port(71, 2), "slurm")
 
 
@@ -98,15 +98,18 @@ def test_srun_takes_an_exported_head():
             {"RANK": "0"},
             "RANK is set (0) but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not",
         ),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "if it is left over from another program, `unset RANK WORLD_SIZE`"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "`unset RANK WORLD_SIZE` if they are left over from another program"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set (2) but RANK is not; `unset WORLD_SIZE` if it is left over"),
         (TORCHRUN | {"WORLD_SIZE": "5"}, "rank 5 is not below 5"),
         (TORCHRUN | {"LOCAL_RANK": "4"}, "local rank 4 is not below 4"),
         (TORCHRUN | {"RANK": "1", "WORLD_SIZE": "2"}, "ranks on this node 3 is not below 2"),
-        (TORCHRUN | {"WORLD_SIZE": "eight"}, "WORLD_SIZE must be a whole number, not 'eight'"),
+        (TORCHRUN | {"WORLD_SIZE": "eight"}, "WORLD_SIZE must be an integer, not 'eight'"),
         (OPEN_MPI | {"WORLD_SIZE": "2"}, "WORLD_SIZE (2) contradicts OMPI_COMM_WORLD_SIZE (4)"),
         (SLURM | {"WORLD_SIZE": "8"}, "WORLD_SIZE (8) contradicts SLURM_STEP_NUM_TASKS (5)"),
-        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "Slurm's variables disagree: SLURM_STEP_NUM_TASKS=5"),
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+            "Slurm's variables contradict each other: SLURM_STEP_NUM_TASKS=5",
+        ),
         (SLURM | {"SLURM_NODEID": "3"}, "SLURM_NODEID=3"),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "was started without srun; use `srun"),
         (
@@ -115,7 +118,7 @@ def test_srun_takes_an_exported_head():
         ),
     ],
 )
-def test_contradictions_are_refused_at_once(env, message):
+def test_contradictions_are_refused_immediately(env, message):
     with pytest.raises(LaunchError, match=re.escape(message)):
         read_world(env)
 
@@ -151,3 +154,39 @@ def test_task_counts_survive_slurms_shorthand(counts):
 def test_ports_stay_below_the_ephemeral_range_and_differ_between_attempts(job, attempt):
     assert FIRST_PORT <= job_port(job, attempt) < FIRST_PORT + PORTS < 32_768
     assert job_port(job, attempt) != job_port(job, attempt + 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["linux[1", "a[3-1]", "a[1-]", "a[-3]", "a[]", "a]", "a[x]", "a,,b", ",a", "a,", "a[1-2]]", "a b", "a[1,]"]
+)
+def test_a_malformed_node_list_is_refused(text):
+    with pytest.raises(LaunchError, match=re.escape(f"{text!r} is not a Slurm node list")):
+        expand_nodes(text)
+
+
+@pytest.mark.parametrize("text", ["2(x3", "2(x0)", "two", "2,", "2(x3)1", "-1", "2 (x3)"])
+def test_malformed_task_counts_are_refused(text):
+    with pytest.raises(LaunchError, match=re.escape(f"{text!r} is not a list of task counts")):
+        expand_counts(text)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "4"},
+        {"SLURM_NTASKS": "1", "SLURM_NPROCS": "2"},
+        {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "2(x2)"},
+        {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2"},
+    ],
+)
+def test_task_counts_of_a_job_that_contradict_each_other_are_refused_in_a_plain_start(env):
+    with pytest.raises(LaunchError, match="the task counts of job 7 contradict each other: SLURM_NTASKS gives"):
+        read_world({"SLURM_JOB_ID": "7", **env})
+
+
+def test_a_plain_start_in_a_job_of_one_task_is_a_single_process():
+    env = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_NPROCS": "1", "SLURM_TASKS_PER_NODE": "1"}
+    assert read_world(env).launcher == "single"
+    assert read_world({"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "64"}).launcher == "single"  # it counts CPUs
+    with pytest.raises(LaunchError, match=re.escape("job 7 has SLURM_NTASKS_PER_NODE x SLURM_NNODES=2 tasks")):
+        read_world({"SLURM_JOB_ID": "7", "SLURM_NTASKS_PER_NODE": "2"})

@@ -1,4 +1,4 @@
-"""The laws of cutting a flat range of a row-major tensor into boxes."""
+"""The properties of the boxes into which a flat range of a row-major tensor is cut."""
 
 import math
 
@@ -21,7 +21,7 @@ def ranges(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int]:
 
 
 @given(ranges())
-def test_boxes_cover_exactly_the_range_each_element_once(case: tuple[tuple[int, ...], int, int]) -> None:
+def test_boxes_cover_each_element_of_the_range_once(case: tuple[tuple[int, ...], int, int]) -> None:
     shape, start, stop = case
     covered = torch.zeros(shape, dtype=torch.int64)
     numbers = torch.arange(math.prod(shape)).view(shape)
@@ -36,7 +36,7 @@ def test_boxes_cover_exactly_the_range_each_element_once(case: tuple[tuple[int, 
 
 
 @given(ranges())
-def test_there_are_few_boxes(case: tuple[tuple[int, ...], int, int]) -> None:
+def test_the_number_of_boxes_is_bounded(case: tuple[tuple[int, ...], int, int]) -> None:
     shape, start, stop = case
     assert len(boxes(shape, start, stop)) <= max(1, 2 * len(shape) - 1)
 
@@ -59,9 +59,11 @@ def test_a_fragment_shows_each_box_as_a_view_of_its_memory(case: tuple[tuple[int
     assert flat.eq(-1).all()
 
 
-def test_a_fragment_is_for_checkpoints_alone() -> None:
+def test_only_checkpoints_can_use_a_fragment() -> None:
     fragment = FlatFragment(torch.zeros(4), (2, 3), 1)
-    with pytest.raises(NotImplementedError, match=r"only read and written by checkpoints, not by aten.add"):
+    with pytest.raises(
+        NotImplementedError, match=r"only checkpoints read and write a FlatFragment; aten.add.* is not supported"
+    ):
         fragment.add(1)
     with pytest.raises(ValueError, match=r"no box at .*FlatFragment\(shape=\(2, 3\), start=1, numel=4\)"):
         fragment.__get_tensor_shard__(MetadataIndex("x", torch.Size((5, 5))))

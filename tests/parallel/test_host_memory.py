@@ -1,4 +1,4 @@
-"""Memory that was freed is not asked of the kernel again."""
+"""The process reuses freed memory instead of asking the kernel for it again."""
 
 import subprocess
 import sys
@@ -21,11 +21,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(how: str) -> int:
-    """Page faults of three more steps that each fill 0.7 GiB."""
-    result = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True)
+def page_faults(mode: str) -> int:
+    """Number of page faults of three steps after warm-up, each of which fills 0.7 GiB."""
+    result = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True)
     return int(result.stdout)
 
 
 def test_freed_memory_is_not_faulted_in_again() -> None:
-    assert faults("kept") < faults("given back") / 10
+    assert page_faults("kept") < page_faults("returned") / 10

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ axis = st.integers(1, 6)
 
 
 @given(replicate=axis, shard=axis, tensor=axis)
-def test_the_open_axis_takes_the_ranks_that_are_left(replicate: int, shard: int, tensor: int) -> None:
+def test_the_open_axis_takes_the_remaining_ranks(replicate: int, shard: int, tensor: int) -> None:
     config = ParallelConfig(engine="fsdp2", replicate=replicate, tensor=tensor)
     layout = resolve_layout(config, replicate * shard * tensor)
     assert layout == Layout(replicate, shard, tensor)
@@ -22,6 +24,13 @@ def test_each_data_parallel_rank_is_a_group_of_neighbouring_peers(replicate: int
     layout = Layout(replicate, shard, tensor)
     ranks = [layout.data_parallel_rank(rank) for rank in range(layout.world_size)]
     assert ranks == [group for group in range(layout.data_parallel_size) for _ in range(tensor)]
+
+
+@given(replicate=axis, shard=axis, tensor=axis)
+def test_coordinates_count_through_all_positions_with_tensor_fastest(replicate: int, shard: int, tensor: int) -> None:
+    layout = Layout(replicate, shard, tensor)
+    positions = itertools.product(range(replicate), range(shard), range(tensor))
+    assert [layout.coordinates(rank) for rank in range(layout.world_size)] == list(positions)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero1", "zero2", "zero3"])

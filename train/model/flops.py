@@ -1,39 +1,47 @@
-"""What a model must compute, and what this machine can."""
+"""Counts of parameters and FLOP, from the settings alone; and the speed of matrix products on this device."""
 
 import time
 
 import torch
 
+from train.model.attention_layer import Attention
+from train.model.block import Block
 from train.model.config import ModelConfig
+from train.model.gpt import GPT
+from train.model.parameters import Parameter
+
+
+def _repeated(config: ModelConfig) -> list[tuple[int, Parameter]]:
+    """Each declared parameter with the number of times that the model has it."""
+    blocks = [(config.n_layers, parameter) for parameter in Block.declare(config).values()]
+    return blocks + [(1, parameter) for parameter in GPT.declare(config).values()]
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Parameters, tied ones once."""
-    d, layers = config.d_model, config.n_layers
-    kv_width = config.kv_heads * config.head_dim
-    matrices = 2 * d * d + 2 * d * kv_width + (3 if config.activation == "swiglu" else 2) * d * config.ff_width
-    biases = (2 * d + 2 * kv_width + config.ff_width + d) if config.bias else 0
-    if config.bias and config.activation == "swiglu":
-        biases += config.ff_width
-    norm = d * (2 if config.norm == "layernorm" and config.bias else 1)
-    block = matrices + biases + 2 * norm + (2 * config.head_dim if config.qk_norm else 0)
-    embeddings = config.vocab_size * d * (1 if config.tied_embeddings else 2)
-    positions = config.seq_len * d if config.positions == "learned" else 0
-    return embeddings + positions + layers * block + norm
+    """Number of parameters; tied ones count once."""
+    return sum(times * parameter.size for times, parameter in _repeated(config))
 
 
 def flops_per_token(config: ModelConfig) -> int:
     """Forward and backward FLOP of one token: 6 N + 12 L H E T (PaLM, Chowdhery et al. 2022, appendix B).
 
-    N counts the parameters that are multiplied: the head once, lookups not at all. Recomputation is not counted."""
-    lookups = 0 if config.tied_embeddings else config.vocab_size * config.d_model
-    lookups += config.seq_len * config.d_model if config.positions == "learned" else 0
-    attention = 12 * config.n_layers * config.n_heads * config.head_dim * config.seq_len
-    return 6 * (count_parameters(config) - lookups) + attention
+    N counts the parameters that a token is multiplied by: the head once, lookups not at all. Recomputation is not
+    counted."""
+    multiplied = sum(times * parameter.size * parameter.multiplied for times, parameter in _repeated(config))
+    return 6 * round(multiplied) + config.n_layers * Attention.flops_per_token(config)
+
+
+def step_products(config: ModelConfig) -> list[tuple[int, int, int]]:
+    """The matrices that tokens are multiplied by, as (times, rows, columns). Attention's own products are left out."""
+    return [
+        (times, *parameter.shape)
+        for times, parameter in _repeated(config)
+        if len(parameter.shape) == 2 and parameter.multiplied
+    ]
 
 
 def measure_matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.05) -> float:
-    """FLOP per second of a large matrix product on this rank's device and threads: the best of five tries or more."""
+    """FLOP per second of a large matrix product on this rank's device and threads: the best of at least five tries."""
     n = 1024 if device.type == "cpu" else 8192
     a, b = torch.randn(2, n, n, device=device).to(dtype)
     taken: list[float] = []
@@ -42,16 +50,3 @@ def measure_matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float
         (a @ b).sum().item()  # waits for the device
         taken.append(time.perf_counter() - start)
     return 2 * n**3 / min(taken)
-
-
-def step_products(config: ModelConfig) -> list[tuple[int, int, int]]:
-    """The matrices that tokens are multiplied by: (how many, rows, columns). Attention's own products are not here."""
-    d, kv_width, ff = config.d_model, config.kv_heads * config.head_dim, config.ff_width
-    layers, gated = config.n_layers, config.activation == "swiglu"
-    return [
-        (2 * layers, d, d),  # query, output
-        (2 * layers, kv_width, d),  # key, value
-        ((2 if gated else 1) * layers, ff, d),  # up, gate
-        (layers, d, ff),  # down
-        (1, config.vocab_size, d),  # head
-    ]

@@ -1,15 +1,15 @@
-"""Cross-entropy fused with the output projection, so that the logits of a micro batch never exist at once.
+"""Cross-entropy fused with the output projection, so that only a chunk of the logits exists at a time.
 
 Shapes: N = B T tokens, D d_model, V vocabulary, C tokens of a chunk.
 
-The gradient of a summed loss by the logits is softmax - one_hot: it is known as soon as the logits are. So each chunk
-goes from the products to both gradients while its logits are still in the cache, and the backward pass only scales the
-result. That needs every row's loss to weigh the same, which holds for a sum over rows; it is checked.
+The gradient of a summed loss with respect to the logits is softmax - one_hot, which needs only the logits. So the
+forward pass computes both gradients of a chunk while its logits are still in the cache, and the backward pass only
+scales them. This requires an equal weight for the loss of every row, as in a sum. The backward pass checks it.
 
-| device | a chunk is computed by                                                                    |
-| ------ | ----------------------------------------------------------------------------------------- |
-| cuda   | Liger's kernel (Hsu et al. 2024), where `liger-kernel` is installed; else as on the others |
-| others | `_chunk_by_chunk`                                                                          |
+| device | implementation                                                                           |
+| ------ | ---------------------------------------------------------------------------------------- |
+| cuda   | Liger's kernel (Hsu et al. 2024) if `liger-kernel` is installed, else `_chunk_by_chunk`  |
+| others | `_chunk_by_chunk`                                                                        |
 """
 
 import functools
@@ -25,28 +25,24 @@ from torch import Tensor
 from data_pipeline.stream.batch import IGNORE
 
 CHUNK_BYTES = 2**24
-"""Of fp32 logits in a chunk: fits a CPU's last cache, and is large enough for fast products."""
+"""Size of the fp32 logits of a chunk: small enough for a CPU's last cache, large enough for fast products."""
 CHUNK_TOKENS = 384
-"""At least so many in a chunk: each adds its part to the whole gradient of the weight, which is V D numbers."""
-
+"""Fewest tokens of a chunk: each chunk adds to the whole gradient of the weight, which has V D elements."""
 SCALED_ROWS = 4096
-"""Of a gradient, at once."""
+"""Rows of a gradient that the backward pass scales at a time."""
 
 LossByRow = Callable[[Tensor, Tensor], Tensor]
-"""Of (logits_BTV, labels_BT): the summed loss of each sequence in nats, shape (B,), fp32."""
+"""`loss_by_row(logits_BTV, labels_BT)`: the summed loss of each sequence in nats, shape (B,), fp32."""
 
 Gradients = tuple[Tensor, Tensor | None, Tensor | None]
-"""Loss of each token (N,) in fp32; gradients of their sum by the inputs (N, D) and by the weight (V, D), or None."""
-
-
-def cross_entropy_by_row(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Summed (not mean) loss in nats of each sequence over labels that are not IGNORE. Shape (B,), fp32."""
-    loss_BT = F.cross_entropy(logits_BTV.float().mT, labels_BT, ignore_index=IGNORE, reduction="none")
-    return loss_BT.sum(dim=1)
+"""Loss of each token (N,) in fp32, and the gradients of their sum: of the inputs (N, D) and the weight (V, D), or
+None."""
 
 
 def linear_cross_entropy_by_row(x_BTD: Tensor, weight_VD: Tensor, labels_BT: Tensor) -> Tensor:
-    """`cross_entropy_by_row(x @ weight', labels)` without the logits. Its gradient must be the same for all rows."""
+    """Summed (not mean) loss in nats of each sequence over labels that are not IGNORE. Shape (B,), fp32.
+
+    The logits are x @ weight', of which only a chunk is stored at a time. All rows must get the same gradient."""
     return _FusedLoss.apply(x_BTD, weight_VD, labels_BT, torch.is_grad_enabled())  # pyright: ignore[reportReturnType]
 
 
@@ -65,10 +61,10 @@ class _FusedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_B,) = grad_outputs
         gradients = ctx.saved_tensors
-        alike_B = (grad_B == grad_B[0]) | grad_B.isnan()
-        torch._assert_async(alike_B.all(), "the fused loss needs one gradient for all rows")
-        # The factor stays fp32: rounded to bf16 it would make all gradients up to 0.2 % too large or too small. In
-        # place and by rows, for the weight's is as large as the embedding, and nobody else has it.
+        is_equal_B = (grad_B == grad_B[0]) | grad_B.isnan()
+        torch._assert_async(is_equal_B.all(), "the fused loss needs one gradient for all rows")
+        # The factor stays fp32: rounded to bf16 it would make all gradients up to 0.2 % too large or too small. Scaling
+        # is in place and by rows, since the weight's gradient is as large as the embedding. Nothing else uses it.
         for gradient in gradients:
             for rows in gradient.split(SCALED_ROWS):
                 rows.copy_(rows.float() * grad_B[0])
@@ -90,8 +86,9 @@ def _chunk_by_chunk(x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, with_grad
 
 
 def _through_logits(x_CD: Tensor, weight_VD: Tensor, labels_C1: Tensor, with_gradients: bool) -> tuple[Tensor, Tensor]:
-    """A chunk's losses, shape (C,), and the gradient by its logits in the input's precision, empty if not wanted.
-    What is fp32 and as large as the logits ends here, before the products."""
+    """A chunk's losses, shape (C,), and the gradient of its logits in the input's precision, empty if not wanted.
+
+    The fp32 tensors as large as the logits are freed on return, before the products that follow."""
     counts_C1 = labels_C1 != IGNORE
     targets_C1 = labels_C1.where(counts_C1, 0)
     log_p_CV = F.log_softmax(x_CD @ weight_VD.T, dim=-1, dtype=torch.float32)

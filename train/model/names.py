@@ -1,8 +1,8 @@
-"""A parameter's plain name: without what torch.compile, DDP and activation checkpointing put into it."""
+"""Plain names of parameters, without the parts that torch.compile, DDP and activation checkpointing add."""
 
 WRAPPERS = frozenset({"_orig_mod", "module", "_checkpoint_wrapped_module"})
 
 
 def plain_name(name: str) -> str:
-    """`module.layers.0._checkpoint_wrapped_module.mlp.up.weight` is `layers.0.mlp.up.weight`."""
+    """The plain name: `module.layers.0._checkpoint_wrapped_module.mlp.up.weight` gives `layers.0.mlp.up.weight`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -1,21 +1,22 @@
 """AdamW (Loshchilov and Hutter 2019) by torch's fused kernel, for plain and for sharded parameters.
 
-The same bits as `torch.optim.AdamW(fused=True)`, without what that class imports when it is first used: torch's
-compiler, half a second and hundreds of files at every start of every rank. And as the update is by element, each rank
-moves the part that it holds, without DTensor's dispatch of every tensor.
+It has the same bits as `torch.optim.AdamW(fused=True)`, but does not import torch's compiler, which that class imports
+at its first use: half a second and hundreds of files at each start of each rank. The update is elementwise, so each
+rank updates its own part, without DTensor's dispatch for every tensor.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch import Tensor
 
+from parallel.optimizer import EngineOptimizer
 from parallel.sharded import local_part
 
 
-class FusedAdamW(Optimizer):
-    """Engines make the moments before the first step."""
+class FusedAdamW(EngineOptimizer):
+    """AdamW. State of a parameter: `step`, `exp_avg` (first moment) and `exp_avg_sq` (second moment)."""
 
     def __init__(
         self,
@@ -24,22 +25,26 @@ class FusedAdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        """Groups may have a `weight_decay` of their own. `fused` tells torch to zero gradients in one operation."""
+        """A group may have its own `weight_decay`; the default is 0."""
+        # `fused` makes torch zero gradients in one operation.
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        _undecorated(Optimizer.add_param_group)(self, param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        _undecorated(Optimizer.zero_grad)(self, set_to_none)
+    def new_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """`step` and two moments of zeros."""
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            self.move(group)
+            self.update_group(group)
 
-    def move(self, group: dict[str, Any]) -> None:
-        """Update a group's parameters that have a gradient."""
+    def update_group(self, group: dict[str, Any]) -> None:
+        """Update the parameters of one group that have a gradient."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
             return
@@ -61,8 +66,3 @@ class FusedAdamW(Optimizer):
             amsgrad=False,
             maximize=False,
         )
-
-
-def _undecorated(method: Any) -> Any:
-    """Without the decorator that tells torch's compiler to leave the method alone, and imports it for that."""
-    return getattr(method, "__wrapped__", method)

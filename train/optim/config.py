@@ -1,34 +1,41 @@
 """The section `optim` of a recipe."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from train.section import Section
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimConfig(Section):
     """The optimizer and the learning-rate schedule."""
 
     algorithm: Literal["adamw", "muon"] = "adamw"
-    """adamw; or muon: the matrices inside blocks by Muon, the rest by AdamW (single, ddp and fsdp2)."""
+    """Optimizer: adamw, or muon, which uses Muon for the matrices inside blocks and AdamW for the rest (engines single,
+    ddp and fsdp2)."""
     lr: float = Field(gt=0)
     """Peak learning rate."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
-    """Last learning rate over the peak."""
+    """Final learning rate, as a share of the peak."""
     schedule: Literal["cosine", "wsd"] = "cosine"
-    """Cosine, or warm-up, stable, linear decay."""
+    """Learning-rate schedule: cosine, or wsd (warm-up, stable, linear decay)."""
     warmup_steps: int = Field(default=100, ge=0)
-    """Steps of linear warm-up; step 1 is never 0."""
+    """Optimizer steps of linear warm-up. The learning rate of step 1 is above 0."""
     decay_steps: int | None = Field(default=None, ge=1)
-    """wsd: steps of the final decay; null: a fifth of the run."""
+    """Optimizer steps of the final decay of wsd; null means a fifth of the run."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """On matrices only; norms and biases never decay."""
+    """Weight decay of matrices. Norms and biases never decay."""
     decay_embeddings: bool = False
-    """Decay the embedding matrices as well."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the first and second moment."""
+    """Whether weight decay also applies to embedding matrices."""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Decay rates of the first and second moments, each from 0 to below 1."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the second moment."""
+    """Constant that AdamW adds to the square root of the second moment."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are clipped to this global norm."""
+    """Global gradient norm to which gradients are clipped."""
+
+    def decay_of_wsd(self, total_steps: int) -> int:
+        """Optimizer steps of the final decay of wsd, with the default resolved."""
+        return self.decay_steps or max(1, total_steps // 5)

@@ -1,4 +1,4 @@
-"""DeepSpeed for the ZeRO engines: its import, and the one place where its configuration is made."""
+"""The import of DeepSpeed for the ZeRO engines, and the one place where its configuration is made."""
 
 import logging
 import os
@@ -14,12 +14,14 @@ from parallel.config import ParallelConfig
 from parallel.errors import LaunchError
 
 VERSION = "0.19"
-"""`zero_state` reads private attributes of this version."""
+"""The version whose private attributes `state.py` reads."""
 
 
 def import_deepspeed(config: ParallelConfig, device: torch.device) -> Any:
-    """The package, told about our process group. Raises LaunchError naming what is missing."""
-    # DeepSpeed calls collectives of torch by names that torch 2.13 renamed: not the user's to mend.
+    """The package `deepspeed`, set up to use the present process group. Collective.
+
+    Raises LaunchError if the package, its version or the precision is not available."""
+    # DeepSpeed uses names of collectives that torch 2.13 deprecates. Users cannot change that.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     os.environ["DS_ACCELERATOR"] = device.type
     try:
@@ -41,8 +43,9 @@ def import_deepspeed(config: ParallelConfig, device: torch.device) -> Any:
             f"parallel.precision fp16 is not supported by DeepSpeed on this {device.type}; "
             "set parallel.precision to bf16, or parallel.engine to fsdp2"
         )
-    # Only inference uses this extension; leaving it out saves a minute of compilation and the need for a compiler.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Only inference uses the one extension that DeepSpeed looks up here. An own table also spares the test of them all,
+    # which needs a compiler and prints `ld: cannot find -laio`.
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}  # pyright: ignore
     if not deepspeed.comm.is_initialized():
         backend = dist.get_default_backend_for_device(device.type)
         deepspeed.init_distributed(backend, verbose=False, auto_mpi_discovery=False)
@@ -50,7 +53,7 @@ def import_deepspeed(config: ParallelConfig, device: torch.device) -> Any:
 
 
 def deepspeed_config(config: ParallelConfig, device: torch.device) -> dict[str, Any]:
-    """Whatever DeepSpeed would decide about steps, batches, schedules and checkpoints is switched off or left out."""
+    """DeepSpeed's configuration, with its own handling of steps, batches, schedules and checkpoints off or left out."""
     zero: dict[str, Any] = {"stage": int(config.engine.removeprefix("zero"))}
     if config.engine == "zero3":
         zero |= {
@@ -62,10 +65,10 @@ def deepspeed_config(config: ParallelConfig, device: torch.device) -> dict[str, 
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type != "cpu"}
     settings: dict[str, Any] = {
         "zero_optimization": zero,
-        # Our scale already normalises by the global batch, so these two only satisfy DeepSpeed's arithmetic.
+        # The loop's scale already normalizes by the global batch. These two only satisfy DeepSpeed's checks.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0,  # the bound is set in each step
+        "gradient_clipping": 1.0,  # each step sets its own bound
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**62,
@@ -76,12 +79,12 @@ def deepspeed_config(config: ParallelConfig, device: torch.device) -> dict[str, 
     if config.precision == "bf16":
         settings["bf16"] = {"enabled": True}
     if config.precision == "fp16":
-        settings["fp16"] = {"enabled": True, "loss_scale": 1.0}  # static for DeepSpeed: `LossScaler` moves it
+        settings["fp16"] = {"enabled": True, "loss_scale": 1.0}  # static for DeepSpeed; `LossScaler` adjusts it
     return settings
 
 
 def bucket_sizes(model: nn.Module) -> dict[str, int]:
-    """In elements. DeepSpeed's defaults are made for billions of parameters, and it allocates them whatever is used."""
+    """Bucket sizes in elements. DeepSpeed allocates whole buckets, and its defaults suit billions of parameters."""
 
     def elements(module: nn.Module) -> int:
         return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())

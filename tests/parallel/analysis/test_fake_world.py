@@ -1,4 +1,4 @@
-"""One rank of each recipe's world, in this process."""
+"""One rank of the world of each recipe, simulated in this process."""
 
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ def fake(world_size: int, rank: int = 0, **settings: Any):
     return describe_rank(config, trainable(), world_size=world_size, rank=rank, micro_batches=batches, loss_fn=LOSS)
 
 
-def test_every_recipe_has_a_world_here() -> None:
+def test_every_recipe_has_a_world_in_this_file() -> None:
     assert {path.stem for path in RECIPES.glob("*.yaml")} == WORLDS.keys()
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_each_recipe_builds_and_steps_on_a_fake_rank_as_the_formulas_say(name: str) -> None:
+def test_each_recipe_holds_and_sends_on_a_fake_rank_what_the_formulas_say(name: str) -> None:
     recipe = load_recipe(RECIPES / f"{name}.yaml")
     world_size, rank = WORLDS[name]
     found = describe(recipe, world_size, rank)
@@ -56,18 +56,18 @@ def test_each_recipe_builds_and_steps_on_a_fake_rank_as_the_formulas_say(name: s
         {"engine": "ddp", "precision": "bf16"},
     ],
 )
-def test_a_fake_step_moves_what_the_formula_says(settings: dict[str, Any]) -> None:
+def test_a_fake_step_sends_what_the_formula_says(settings: dict[str, Any]) -> None:
     found = fake(4, rank=2, **settings)
     assert found.counted_traffic == pytest.approx(found.traffic, rel=1e-3)
     assert found.counted_state_bytes == pytest.approx(found.state_bytes, rel=1e-3)
 
 
-def test_a_rank_knows_its_place_on_each_axis() -> None:
+def test_a_rank_has_a_position_on_each_axis() -> None:
     found = fake(8, rank=5, engine="fsdp2", replicate=2, tensor=2)
     assert found.coordinates == (1, 0, 1)
 
 
-def test_zero_is_described_by_its_formulas() -> None:
+def test_zero_is_described_only_by_its_formulas() -> None:
     found = fake(8, engine="zero3", precision="bf16")
     assert found.counted_traffic is None
     assert found.counted_state_bytes is None
@@ -79,7 +79,7 @@ def test_a_rank_outside_of_its_world_is_refused() -> None:
         fake(8, rank=8, engine="fsdp2")
 
 
-def test_the_command_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_its_results(capsys: pytest.CaptureFixture[str]) -> None:
     recipe: Path = RECIPES / "laptop.yaml"
     assert run_fake_world(recipe, ["parallel.engine=zero2", "parallel.reshard_after_forward=true"], 4, 3) == 0
     printed = capsys.readouterr().out

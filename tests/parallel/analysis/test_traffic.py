@@ -25,7 +25,7 @@ def test_each_kind_counts_the_whole_tensor(four_fake_ranks: dist.ProcessGroup) -
     assert set(traffic.calls.values()) == {1}
 
 
-def test_functional_collectives_are_counted_alike(four_fake_ranks: dist.ProcessGroup) -> None:
+def test_functional_collectives_count_the_same(four_fake_ranks: dist.ProcessGroup) -> None:
     with TrafficCounter() as traffic:
         functional.all_gather_single(torch.zeros(10), 0, four_fake_ranks).sum()
         functional.reduce_scatter_single(torch.zeros(40), "sum", 0, four_fake_ranks).sum()

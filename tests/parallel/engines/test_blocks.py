@@ -14,6 +14,8 @@ from tests.parallel.engine_trial import micro_batches as batches_of
 
 
 class ProductCounter(TorchDispatchMode):
+    """Counts matrix products."""
+
     def __init__(self) -> None:
         super().__init__()
         self.products = 0
@@ -24,7 +26,7 @@ class ProductCounter(TorchDispatchMode):
 
 
 def gradients(dropout: float = 0.0, **settings: Any) -> list[torch.Tensor]:
-    """Of one pass over one micro batch."""
+    """The gradients of one pass over one micro batch."""
     maker = trainable(dropout=dropout)
     model = maker.build()
     with torch.no_grad():
@@ -33,12 +35,12 @@ def gradients(dropout: float = 0.0, **settings: Any) -> list[torch.Tensor]:
     apply_to_blocks(model, ParallelConfig(**settings))
     batch = batches_of(0, runtime_of(config_of(engine="single")), number=1)[0][0]
     torch.manual_seed(0)
-    LOSS(model, batch).sum().backward()
+    LOSS(model, batch).objective.backward()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def products(**settings: Any) -> int:
-    """The matrix products of such a pass."""
+    """Number of matrix products of one pass over one micro batch."""
     with ProductCounter() as counter:
         gradients(**settings)
     return counter.products
@@ -46,14 +48,14 @@ def products(**settings: Any) -> int:
 
 @pytest.mark.parametrize("kind", ["full", "selective"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_gradients_are_the_same_bits_with_and_without(kind: str, dropout: float) -> None:
+def test_recomputation_keeps_the_bits_of_gradients(kind: str, dropout: float) -> None:
     kept = gradients(dropout)
     recomputed = gradients(dropout, activation_checkpointing=kind)
     assert len(kept) == len(recomputed) > 0
     assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))
 
 
-def test_full_computes_every_product_again_and_selective_none() -> None:
+def test_full_recomputes_every_product_and_selective_none() -> None:
     plain = products()
     full = products(activation_checkpointing="full")
     selective = products(activation_checkpointing="selective")
@@ -62,7 +64,7 @@ def test_full_computes_every_product_again_and_selective_none() -> None:
     assert (full - plain) * 2 == (second - plain) * 3  # 3 blocks against 2 of them
 
 
-def test_names_of_parameters_stay_plain() -> None:
+def test_parameter_names_stay_plain() -> None:
     model = trainable().build()
     before = [name for name, _ in model.named_parameters()]
     apply_to_blocks(model, ParallelConfig(activation_checkpointing="full"))
@@ -71,18 +73,18 @@ def test_names_of_parameters_stay_plain() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
 def test_a_smaller_budget_keeps_fewer_bytes_and_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The partitioner decides; what it leaves is run as it is, which is quick to compile.
+    # This backend has the partitioner, which decides, but generates no code, so it compiles quickly.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
 
     def kept_bytes(budget: float) -> tuple[int, list[torch.Tensor]]:
         torch.compiler.reset()
         kept: dict[int, int] = {}
 
-        def note(tensor: torch.Tensor) -> torch.Tensor:
+        def count(tensor: torch.Tensor) -> torch.Tensor:
             kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             found = gradients(compile=True, activation_memory_budget=budget)
         return sum(kept.values()), found
 

@@ -20,16 +20,16 @@ def test_no_gradients_have_norm_zero() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_one_bad_element_makes_the_norm_bad(bad: float) -> None:
+def test_one_non_finite_element_makes_the_norm_non_finite(bad: float) -> None:
     assert not math.isfinite(global_norm([torch.ones(3), torch.tensor([bad])], CPU).item())
 
 
-def test_the_factor_of_a_known_case() -> None:
+def test_the_factor_has_a_known_value() -> None:
     assert clip_factor(1.26159, 0.1) == pytest.approx(0.07926, abs=1e-5)
 
 
 @given(norm=st.floats(0, 1e30), bound=st.floats(1e-6, 1e6))
-def test_clipped_gradients_stay_within_the_bound_and_small_ones_untouched(norm: float, bound: float) -> None:
+def test_clipped_gradients_stay_within_the_bound_and_small_ones_unchanged(norm: float, bound: float) -> None:
     factor = clip_factor(norm, bound)
     assert norm * factor <= bound * (1 + 1e-9)
     if norm + 1e-6 <= bound:

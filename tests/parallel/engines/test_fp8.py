@@ -32,28 +32,28 @@ def test_names_shapes_and_types_of_parameters_are_those_of_any_precision() -> No
         assert parameters(build_in_fp8(trainable().build)) == parameters(trainable().build())
 
 
-def test_fp8_trains_close_to_bf16_but_not_the_same() -> None:
+def test_fp8_trains_close_to_bf16_but_not_equally() -> None:
     narrow, narrower = losses({"engine": "single"}, trainable()), losses({"engine": "single"}, emulated())
     assert narrower == pytest.approx(narrow, rel=3e-3)
     assert narrower != pytest.approx(narrow, rel=1e-6)
 
 
-def test_recomputed_blocks_train_the_same_in_fp8() -> None:
+def test_recomputed_blocks_train_equally_in_fp8() -> None:
     kept = losses({"engine": "single"}, emulated(), steps=3)
     for choice in ("selective", "full"):
         assert losses({"engine": "single", "activation_checkpointing": choice}, emulated(), steps=3) == kept
 
 
-def test_the_engines_train_the_same_in_fp8() -> None:
+def test_the_engines_train_equally_in_fp8() -> None:
     alone = losses({"engine": "single"}, emulated())
     wrapped = run_ranks("tests/parallel/fp8_trial.py", "emulated_losses", 1, WRAPPED)[0]
     assert wrapped["ddp"] == pytest.approx(alone, rel=1e-5)
     assert wrapped["fsdp2"] == pytest.approx(alone, rel=1e-5)
 
 
-def test_two_ranks_train_alike_in_fp8_and_close_to_one_process() -> None:
-    """Not the same as one: activations are scaled by the largest value of a rank's own rows. And a sum in another order
-    may round a value to its neighbour in fp8, which after a few steps shows."""
+def test_two_ranks_train_equally_in_fp8_and_close_to_one_process() -> None:
+    """One process gives other results: activations are scaled by the largest value of a rank's own rows. Also, a sum in
+    another order may round a value to the next one in fp8, which becomes visible after a few steps."""
     alone = losses({"engine": "single"}, emulated())
     both = run_ranks("tests/parallel/fp8_trial.py", "emulated_losses", 2, WRAPPED)[0]
     assert both["fsdp2"][:3] == pytest.approx(both["ddp"][:3], rel=1e-5)
@@ -61,7 +61,7 @@ def test_two_ranks_train_alike_in_fp8_and_close_to_one_process() -> None:
         assert both[engine] == pytest.approx(alone, rel=1e-2)
 
 
-def test_a_rank_on_a_cpu_is_refused_at_its_start() -> None:
+def test_a_rank_on_a_cpu_is_refused_at_start_up() -> None:
     with pytest.raises(LaunchError, match=r"fp8 needs a CUDA device of .* 9.0 or more .* has cpu; set .* to bf16"):
         start(config_of(engine="single", precision="fp8"), ALONE)
 

@@ -1,4 +1,4 @@
-"""When FSDP2 gathers, seen on one of two ranks of a process group that says yes to everything."""
+"""The order of FSDP2's gathers, observed on one of two ranks of a fake process group."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from tests.parallel.engine_trial import LOSS, config_of, micro_batches, trainabl
 LAYERS = 4
 
 
-def test_each_block_computes_after_the_next_one_is_asked_for_in_both_directions() -> None:
+def test_each_block_computes_after_the_gather_of_the_next_one_in_both_directions() -> None:
     gathered: dict[str, list[int]] = {"forward": [], "backward": []}
     config = config_of(engine="fsdp2")
     layout = resolve_layout(config, 2)
@@ -26,15 +26,15 @@ def test_each_block_computes_after_the_next_one_is_asked_for_in_both_directions(
         runtime = Runtime(world, layout, torch.device("cpu"), mesh, data_parallel_group(mesh))
         engine = build_fsdp2(config, runtime, trainable(n_layers=LAYERS))
 
-        def note(direction: str, *_: object) -> None:
+        def record(direction: str, *_: object) -> None:
             gathered[direction].append(traffic.calls["all_gather"])
 
         blocks = list(engine.model.get_submodule("layers").children())
         for block in blocks:
-            block.get_submodule("attention_norm").register_forward_pre_hook(partial(note, "forward"))
-            block.get_submodule("mlp.down").register_full_backward_pre_hook(partial(note, "backward"))
+            block.get_submodule("attention_norm").register_forward_pre_hook(partial(record, "forward"))
+            block.get_submodule("mlp.down").register_full_backward_pre_hook(partial(record, "backward"))
         engine.forward_backward(micro_batches(0, runtime, number=1)[0], LOSS, 1.0)
 
-    gathers_of_a_forward_pass = LAYERS + 1  # the outer unit's is the first
+    gathers_of_a_forward_pass = LAYERS + 1  # the first is that of the outer unit
     assert gathered["forward"] == [1 + number for number in (2, 3, 4, 4)]
     assert gathered["backward"] == [gathers_of_a_forward_pass + number for number in (2, 3, 4, 4)]

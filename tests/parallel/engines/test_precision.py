@@ -13,7 +13,7 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def test_inside_weights_are_narrow_and_tied_and_outside_as_before() -> None:
+def test_weights_are_narrow_and_tied_inside_and_unchanged_outside() -> None:
     model = Tied()
     before = model.embed.weight
     with working_weights(model, torch.bfloat16):
@@ -40,14 +40,14 @@ def test_gradients_reach_the_fp32_parameters_over_several_backward_passes() -> N
     assert (gradient - 3 * exact).norm() < 0.02 * gradient.norm()
 
 
-def test_an_error_inside_leaves_the_parameters_in_place() -> None:
+def test_an_error_inside_restores_the_parameters() -> None:
     model = Tied()
     with pytest.raises(ZeroDivisionError), working_weights(model, torch.bfloat16):
         raise ZeroDivisionError
     assert isinstance(model.embed.weight, nn.Parameter)
 
 
-def test_a_bf16_weight_would_not_move_where_its_fp32_master_does() -> None:
+def test_a_bf16_weight_would_not_change_where_its_fp32_master_does() -> None:
     master, narrow = torch.ones(768), torch.ones(768, dtype=torch.bfloat16)
     for _ in range(100):
         master -= 6e-4

@@ -1,12 +1,14 @@
-"""Counts of parameters, products and FLOP agree with each other. Case 25."""
+"""Counts of parameters, products and FLOP agree with each other and with the built model."""
 
 from typing import Any
 
 import pytest
 import torch
 
+from train.model.block import Block
 from train.model.config import ModelConfig
 from train.model.flops import count_parameters, flops_per_token, measure_matmul_peak, step_products
+from train.model.gpt import GPT, parameter_of
 
 SIZES: dict[str, Any] = {"vocab_size": 512, "seq_len": 32, "n_layers": 3, "n_heads": 4, "d_model": 64}
 
@@ -26,6 +28,29 @@ def test_products_hold_every_parameter_that_is_multiplied(config: ModelConfig) -
     assert matrices == count_parameters(config) - norms - lookups
 
 
+@pytest.mark.parametrize("has_extras", [True, False])
+@pytest.mark.parametrize("tied_embeddings", [True, False])
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_declarations_are_the_parameters_of_the_built_model(
+    activation: Any, norm: Any, tied_embeddings: bool, has_extras: bool
+) -> None:
+    config = ModelConfig(
+        **SIZES,
+        n_kv_heads=2,
+        positions="learned",
+        activation=activation,
+        norm=norm,
+        tied_embeddings=tied_embeddings,
+        bias=has_extras,
+        qk_norm=has_extras,
+    )
+    with torch.device("meta"):
+        built = {name: tuple(parameter.shape) for name, parameter in GPT(config).named_parameters()}
+    assert {name: parameter_of(name, config).shape for name in built} == built
+    assert len(GPT.declare(config)) + config.n_layers * len(Block.declare(config)) == len(built)
+
+
 def test_gpt2_small_has_its_published_size_and_work() -> None:
     gpt2 = ModelConfig(
         vocab_size=50_257,
@@ -42,5 +67,5 @@ def test_gpt2_small_has_its_published_size_and_work() -> None:
     assert flops_per_token(gpt2) == 6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024
 
 
-def test_the_peak_is_a_rate_that_a_machine_can_have() -> None:
+def test_the_measured_peak_is_a_possible_rate() -> None:
     assert 1e8 < measure_matmul_peak(torch.device("cpu"), torch.float32, seconds=0.05) < 1e16

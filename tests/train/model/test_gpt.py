@@ -1,4 +1,4 @@
-"""The model computes what its settings say. Cases 1, 11, 23, 25."""
+"""The model computes what its settings define."""
 
 import math
 from typing import Any
@@ -10,7 +10,8 @@ from torch import Tensor
 from data_pipeline.stream.batch import IGNORE
 from train.model.config import ModelConfig
 from train.model.flops import count_parameters
-from train.model.gpt import GPT, initial_value, rope_rotation
+from train.model.gpt import GPT, initial_value, metric_names
+from train.model.rope import rope_rotation
 
 SIZES: dict[str, Any] = {"vocab_size": 512, "seq_len": 32, "n_layers": 2, "n_heads": 4, "d_model": 64}
 LLAMA = ModelConfig(**SIZES, n_kv_heads=2)
@@ -36,8 +37,8 @@ def random_tokens(config: ModelConfig, rows: int = 2) -> Tensor:
     return torch.randint(0, config.vocab_size, (rows, config.seq_len), generator=torch.Generator().manual_seed(5))
 
 
-def places(documents_BT: Tensor) -> Tensor:
-    """Positions that start anew with each document."""
+def positions(documents_BT: Tensor) -> Tensor:
+    """Positions that start at 0 in each document."""
     index_BT = torch.arange(documents_BT.shape[1]).expand_as(documents_BT)
     starts = documents_BT.diff(dim=1, prepend=documents_BT[:, :1] - 1) != 0
     return index_BT - torch.where(starts, index_BT, 0).cummax(dim=1).values
@@ -47,7 +48,7 @@ def places(documents_BT: Tensor) -> Tensor:
 def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(config: ModelConfig) -> None:
     tokens_BT = random_tokens(config, rows=8)
     documents_BT = torch.zeros_like(tokens_BT)
-    loss_B = build(config)(tokens_BT, places(documents_BT), documents_BT, tokens_BT.roll(-1, 1))
+    loss_B = build(config)(tokens_BT, positions(documents_BT), documents_BT, tokens_BT.roll(-1, 1))
     assert loss_B.sum().item() / tokens_BT.numel() == pytest.approx(math.log(config.vocab_size), abs=0.05)
 
 
@@ -56,7 +57,7 @@ def test_the_first_loss_at_published_vocabularies(vocab_size: int, loss: float) 
     config = LLAMA.model_copy(update={"vocab_size": vocab_size})
     tokens_BT = random_tokens(config, rows=8)
     zeros_BT = torch.zeros_like(tokens_BT)
-    loss_B = build(config)(tokens_BT, places(zeros_BT), zeros_BT, tokens_BT.roll(-1, 1))
+    loss_B = build(config)(tokens_BT, positions(zeros_BT), zeros_BT, tokens_BT.roll(-1, 1))
     assert loss_B.sum().item() / tokens_BT.numel() == pytest.approx(loss, abs=0.05)
 
 
@@ -69,7 +70,7 @@ def test_residual_outputs_start_smaller_by_the_root_of_twice_the_layers() -> Non
     )
 
 
-def test_initial_values_depend_on_seed_and_name_alone() -> None:
+def test_initial_values_depend_only_on_seed_and_name() -> None:
     shape = torch.Size((64, 64))
     first = initial_value("layers.0.mlp.up.weight", shape, LLAMA, 1)
     assert torch.equal(first, initial_value("layers.0.mlp.up.weight", shape, LLAMA, 1))
@@ -78,19 +79,18 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
 
 
 @pytest.mark.parametrize("config", STYLES)
-def test_parameters_are_counted_as_they_are(config: ModelConfig) -> None:
+def test_the_counted_parameters_are_those_of_the_built_model(config: ModelConfig) -> None:
     assert count_parameters(config) == sum(parameter.numel() for parameter in GPT(config).parameters())
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2])
-def test_attention_never_crosses_a_document_boundary(config: ModelConfig) -> None:
-    """Two documents in one row give the same logits as each alone."""
+def test_two_documents_in_one_row_give_the_logits_of_each_alone(config: ModelConfig) -> None:
     model, tokens_BT = build(config), random_tokens(config, rows=1)
     documents_BT = (torch.arange(32) >= 20).long()[None]
-    packed_BTV = model(tokens_BT, places(documents_BT), documents_BT)
+    packed_BTV = model(tokens_BT, positions(documents_BT), documents_BT)
     for part in (tokens_BT[:, :20], tokens_BT[:, 20:]):
         zeros_BT = torch.zeros_like(part)
-        alone_BTV = model(part, places(zeros_BT), zeros_BT)
+        alone_BTV = model(part, positions(zeros_BT), zeros_BT)
         packed_part = packed_BTV[:, :20] if part.shape[1] == 20 else packed_BTV[:, 20:]
         torch.testing.assert_close(alone_BTV, packed_part, atol=1e-6, rtol=1e-5)
 
@@ -100,7 +100,7 @@ def test_a_token_sees_no_later_token() -> None:
     zeros_BT = torch.zeros_like(tokens_BT)
     changed_BT = tokens_BT.clone()
     changed_BT[:, 20] += 1
-    before, after = (model(t % 512, places(zeros_BT), zeros_BT) for t in (tokens_BT, changed_BT))
+    before, after = (model(t % 512, positions(zeros_BT), zeros_BT) for t in (tokens_BT, changed_BT))
     assert torch.equal(before[:, :20], after[:, :20])
     assert not torch.equal(before[:, 20:], after[:, 20:])
 
@@ -112,7 +112,7 @@ def test_tied_embeddings_are_one_parameter_whose_gradient_has_both_parts() -> No
     tokens_BT = random_tokens(LLAMA)
     zeros_BT = torch.zeros_like(tokens_BT)
     for model in (tied, untied):
-        model(tokens_BT, places(zeros_BT), zeros_BT, tokens_BT.roll(-1, 1)).sum().backward()
+        model(tokens_BT, positions(zeros_BT), zeros_BT, tokens_BT.roll(-1, 1)).sum().backward()
     assert tied.embed.weight.grad is not None
     assert untied.embed.weight.grad is not None
     assert untied.head.weight.grad is not None
@@ -130,10 +130,14 @@ def test_rope_is_exact_in_bf16_runs() -> None:
     assert (cos.double() - exact).abs().max().item() < 1e-3
 
 
-def test_fully_masked_rows_give_a_loss_of_zero_and_a_gradient_of_zero() -> None:
+def test_rows_without_targets_give_zero_loss_and_zero_gradient() -> None:
     model, tokens_BT = build(LLAMA), random_tokens(LLAMA)
     zeros_BT = torch.zeros_like(tokens_BT)
-    loss_B = model(tokens_BT, places(zeros_BT), zeros_BT, torch.full_like(tokens_BT, IGNORE))
+    loss_B = model(tokens_BT, positions(zeros_BT), zeros_BT, torch.full_like(tokens_BT, IGNORE))
     loss_B.sum().backward()
     assert loss_B.tolist() == [0.0, 0.0]
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_todays_blocks_report_no_metrics() -> None:
+    assert metric_names(LLAMA) == metric_names(GPT2) == ()

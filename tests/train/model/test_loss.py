@@ -1,17 +1,23 @@
-"""The fused loss is the plain loss, and so are its gradients. Case 1."""
+"""The fused loss and its gradients equal those of the plain loss."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import train.model.loss
 from data_pipeline.stream.batch import IGNORE
-from train.model.loss import cross_entropy_by_row, linear_cross_entropy_by_row
+from train.model.loss import linear_cross_entropy_by_row
 
 B, T, D, V = 4, 24, 32, 160
 
 
-def made_up(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def cross_entropy_by_row(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    """The plain loss: the sum of each sequence in nats, shape (B,), fp32."""
+    return F.cross_entropy(logits_BTV.float().mT, labels_BT, ignore_index=IGNORE, reduction="none").sum(dim=1)
+
+
+def drawn(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     x_BTD = torch.randn(B, T, D, generator=generator).to(dtype).requires_grad_()
     weight_VD = (torch.randn(V, D, generator=generator) * 0.2).to(dtype).requires_grad_()
@@ -27,20 +33,20 @@ def tokens_of_a_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("tokens_of_a_chunk")
-def test_loss_and_gradients_are_those_of_the_plain_loss() -> None:
-    x_BTD, weight_VD, labels_BT = made_up()
+def test_loss_and_gradients_equal_those_of_the_plain_loss() -> None:
+    x_BTD, weight_VD, labels_BT = drawn()
     scale = 1 / 57
     fused_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
     plain_B = cross_entropy_by_row(x_BTD @ weight_VD.T, labels_BT)
     torch.testing.assert_close(fused_B, plain_B, rtol=1e-6, atol=1e-6)
     fused = torch.autograd.grad(fused_B.sum() * scale, (x_BTD, weight_VD))
     plain = torch.autograd.grad(plain_B.sum() * scale, (x_BTD, weight_VD))
-    for mine, theirs in zip(fused, plain, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+    for actual, expected in zip(fused, plain, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_bf16_loss_is_as_near_to_the_exact_one_as_the_plain_loss_in_bf16() -> None:
-    x_BTD, weight_VD, labels_BT = made_up(torch.bfloat16)
+def test_bf16_loss_and_gradient_are_close_to_the_exact_ones() -> None:
+    x_BTD, weight_VD, labels_BT = drawn(torch.bfloat16)
     exact = cross_entropy_by_row(x_BTD.double() @ weight_VD.double().T, labels_BT).sum()
     fused = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT).sum()
     assert fused.item() == pytest.approx(exact.item(), rel=1e-3)
@@ -49,8 +55,8 @@ def test_bf16_loss_is_as_near_to_the_exact_one_as_the_plain_loss_in_bf16() -> No
     assert ((fused_d - exact_d).norm() / exact_d.norm()).item() < 0.01
 
 
-def test_a_label_that_is_ignored_moves_nothing() -> None:
-    x_BTD, weight_VD, labels_BT = made_up()
+def test_ignored_labels_have_no_loss_and_no_gradient() -> None:
+    x_BTD, weight_VD, labels_BT = drawn()
     loss_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
     loss_B.sum().backward()
     assert loss_B[2].item() == 0
@@ -59,15 +65,15 @@ def test_a_label_that_is_ignored_moves_nothing() -> None:
     assert x_BTD.grad[labels_BT != IGNORE].any(dim=-1).all()
 
 
-def test_rows_that_weigh_differently_are_refused() -> None:
-    x_BTD, weight_VD, labels_BT = made_up()
+def test_rows_with_different_weights_are_refused() -> None:
+    x_BTD, weight_VD, labels_BT = drawn()
     loss_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
     with pytest.raises(RuntimeError, match="one gradient for all rows"):
         (loss_B * torch.arange(B)).sum().backward()
 
 
 def test_without_gradients_none_are_computed() -> None:
-    x_BTD, weight_VD, labels_BT = made_up()
+    x_BTD, weight_VD, labels_BT = drawn()
     with torch.no_grad():
         loss_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
     assert not loss_B.requires_grad
@@ -76,10 +82,10 @@ def test_without_gradients_none_are_computed() -> None:
 
 @pytest.mark.gpu
 def test_the_kernel_on_cuda_agrees_with_the_plain_loss() -> None:
-    x_BTD, weight_VD, labels_BT = (t.detach().cuda() for t in made_up())
+    x_BTD, weight_VD, labels_BT = (t.detach().cuda() for t in drawn())
     x_BTD.requires_grad_()
     fused_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
     plain_B = cross_entropy_by_row(x_BTD @ weight_VD.T, labels_BT)
     torch.testing.assert_close(fused_B, plain_B, rtol=1e-5, atol=1e-5)
-    mine, theirs = (torch.autograd.grad(loss.sum(), x_BTD)[0] for loss in (fused_B, plain_B))
-    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    actual, expected = (torch.autograd.grad(loss.sum(), x_BTD)[0] for loss in (fused_B, plain_B))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

@@ -1,13 +1,13 @@
-"""Weight decay touches matrices only, and the groups hold every parameter once. Case 25."""
+"""Weight decay applies to matrices only, and the groups hold every parameter once."""
 
 import pytest
 import torch
 from torch import nn
 
-from parallel.engines.torch_engine import create_moments
 from train.model.config import ModelConfig
-from train.model.gpt import GPT
+from train.model.gpt import GPT, parameter_of
 from train.model.names import plain_name
+from train.model.parameters import Parameter
 from train.optim.config import OptimConfig
 from train.optim.groups import build_optimizer, group_names
 
@@ -26,13 +26,13 @@ GPT2 = ModelConfig(
 )
 
 
-def names_of(config: ModelConfig) -> list[str]:
+def declared(config: ModelConfig) -> dict[str, Parameter]:
     with torch.device("meta"):
-        return [name for name, _ in GPT(config).named_parameters()]
+        return {name: parameter_of(name, config) for name, _ in GPT(config).named_parameters()}
 
 
-def test_norms_and_biases_never_decay_and_every_parameter_stands_once() -> None:
-    names = names_of(GPT2)
+def test_norms_and_biases_never_decay_and_every_parameter_is_in_one_group() -> None:
+    names = declared(GPT2)
     decayed, rest = group_names(names, OPTIM)
     assert sorted(decayed.names + rest.names) == sorted(names)
     assert (decayed.weight_decay, rest.weight_decay) == (0.1, 0.0)
@@ -42,7 +42,7 @@ def test_norms_and_biases_never_decay_and_every_parameter_stands_once() -> None:
 
 
 def test_embeddings_decay_when_asked() -> None:
-    decayed, _ = group_names(names_of(GPT2), OPTIM.model_copy(update={"decay_embeddings": True}))
+    decayed, _ = group_names(declared(GPT2), OPTIM.model_copy(update={"decay_embeddings": True}))
     assert {"embed.weight", "head.weight", "positions.weight"} <= set(decayed.names)
 
 
@@ -73,7 +73,7 @@ def test_plain_names_lose_every_wrapper(wrapped: str, plain: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["adamw", "muon"])
 def test_a_step_has_the_bits_of_torchs_own_adamw(algorithm: str) -> None:
-    """For AdamW's groups; the other's matrices have tests of their own."""
+    """Compares AdamW's groups. test_muon.py tests the matrices of Muon."""
     config = OptimConfig(lr=3e-3, algorithm=algorithm, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)  # pyright: ignore[reportArgumentType]
     ours, theirs = GPT(GPT2), GPT(GPT2)
     theirs.load_state_dict(ours.state_dict())
@@ -87,12 +87,12 @@ def test_a_step_has_the_bits_of_torchs_own_adamw(algorithm: str) -> None:
         eps=1e-8,
         fused=True,
     )
-    create_moments(optimizer)
+    optimizer.create_state()
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):
-        for mine, other in twins.items():
-            mine.grad = torch.randn(mine.shape, generator=generator)
-            other.grad = mine.grad.clone()
+        for parameter, twin in twins.items():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            twin.grad = parameter.grad.clone()
         optimizer.step()
         torchs.step()
     for group in groups:

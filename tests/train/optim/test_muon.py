@@ -1,10 +1,9 @@
-"""Muon moves matrices by orthogonal updates as large as AdamW's, and leaves the rest to AdamW."""
+"""Muon updates matrices by orthogonal steps as large as AdamW's; AdamW updates the rest."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from parallel.engines.torch_engine import create_moments
 from train.model.config import ModelConfig
 from train.model.gpt import GPT
 from train.optim.config import OptimConfig
@@ -27,7 +26,7 @@ def test_singular_values_of_an_update_are_near_one(shape: tuple[int, int]) -> No
     torch.testing.assert_close(aligned, values.sort().values[aligned.argsort().argsort()], atol=0.05, rtol=0.05)
 
 
-def test_matrices_in_blocks_go_to_muon_and_all_else_to_adamw() -> None:
+def test_muon_takes_the_matrices_in_blocks_and_adamw_the_rest() -> None:
     model = GPT(MODEL)
     optimizer = build_optimizer(model, MUON)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -37,10 +36,10 @@ def test_matrices_in_blocks_go_to_muon_and_all_else_to_adamw() -> None:
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
 
 
-def test_one_step_is_the_formula() -> None:
+def test_one_step_equals_the_formula() -> None:
     weight = nn.Parameter(torch.eye(4, 8))
     optimizer = MuonAdamW([{"params": [weight], "weight_decay": 0.5, "muon": True}], lr=0.1)
-    create_moments(optimizer)
+    optimizer.create_state()
     assert set(optimizer.state[weight]) == {"step", "exp_avg"}
     gradient = torch.randn(4, 8, generator=torch.Generator().manual_seed(4))
     weight.grad = gradient.clone()
@@ -51,19 +50,19 @@ def test_one_step_is_the_formula() -> None:
     assert optimizer.state[weight]["step"].item() == 1
 
 
-def test_a_model_learns_by_it() -> None:
+def test_a_model_learns_with_muon() -> None:
     torch.manual_seed(0)
     model = GPT(MODEL)
     for parameter in model.parameters():
         if parameter.ndim == 2:
             nn.init.normal_(parameter, std=0.02)
     optimizer = build_optimizer(model, MUON)
-    create_moments(optimizer)
+    optimizer.create_state()
     tokens_BT = torch.arange(17).repeat(4, 1)
-    places_BT = torch.arange(16).repeat(4, 1)
+    positions_BT = torch.arange(16).repeat(4, 1)
 
     def loss() -> Tensor:
-        return model(tokens_BT[:, :-1], places_BT, torch.zeros_like(places_BT), tokens_BT[:, 1:]).sum() / 64
+        return model(tokens_BT[:, :-1], positions_BT, torch.zeros_like(positions_BT), tokens_BT[:, 1:]).sum() / 64
 
     first = loss().item()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""The learning rate. Case 26 gives the values; case 9 that a resume cannot change them."""
+"""The learning rate has the published values and is a function of the step, so a resume cannot change it."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ def test_cosine_has_the_published_values() -> None:
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 0.9397, 0.775, 0.55, 0.325, 0.1603, 0.1], abs=5e-5)
 
 
-def test_wsd_warms_up_stays_and_decays_linearly() -> None:
+def test_wsd_warms_up_is_constant_and_decays_linearly() -> None:
     config = COSINE.model_copy(update={"schedule": "wsd", "decay_steps": 4})
     rates = [learning_rate(step, 12, config) for step in range(1, 13)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325, 0.1])
@@ -29,7 +29,9 @@ def test_wsd_warms_up_stays_and_decays_linearly() -> None:
     schedule=st.sampled_from(["cosine", "wsd"]),
     lowest=st.floats(0, 1),
 )
-def test_the_laws_of_a_schedule(total: int, warmup: int, schedule: str, lowest: float) -> None:
+def test_every_schedule_warms_up_to_the_peak_and_never_rises_after(
+    total: int, warmup: int, schedule: str, lowest: float
+) -> None:
     warmup = min(warmup, total - 1)
     config = OptimConfig.model_validate(
         {"lr": 2.0, "warmup_steps": warmup, "schedule": schedule, "min_lr_ratio": lowest}
