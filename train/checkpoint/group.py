@@ -1,11 +1,12 @@
-"""The ranks that save and load together, on a gloo group of their own, so that a save can go on behind the steps.
+"""The ranks that save and load together.
 
-What one rank fails at, every rank learns and raises: nobody is left waiting, and nobody thinks a save complete.
+They have a gloo group of their own, so that a save can run in the background while the steps continue. If one rank
+fails, every rank raises its error: no rank waits forever, and no rank takes the save for complete.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -17,8 +18,9 @@ T = TypeVar("T")
 
 
 class Group:
-    """Collective to construct. Without torch.distributed it is a group of one. `alive` is called as bytes come and go,
-    however long that takes in all."""
+    """All ranks, or one rank where torch.distributed is not initialized. Collective to construct.
+
+    `alive` is called after each block that this rank reads or writes, to show that a long transfer makes progress."""
 
     def __init__(self, timeout_seconds: float, alive: Callable[[], None] = lambda: None) -> None:
         self.alive = alive
@@ -29,25 +31,27 @@ class Group:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def on_rank0(self, action: Callable[[], T]) -> T:
-        """Collective. Rank 0 acts; every rank gets its result, or raises its error."""
-        outcome = [attempt(action) if self.rank == 0 else None]
+        """Run `action` on rank 0; every rank returns its result or raises its error. Collective."""
+        outcomes = [attempt(action) if self.rank == 0 else None]
         if self.size > 1:
-            dist.broadcast_object_list(outcome, src=0, group=self._group)
-        assert outcome[0] is not None
-        return unwrap([outcome[0]])[0]
+            dist.broadcast_object_list(outcomes, src=0, group=self._group)
+        assert outcomes[0] is not None
+        return results_of([outcomes[0]])[0]
 
     def gather(self, action: Callable[[], T]) -> list[T]:
-        """Collective. Every rank acts; rank 0 gets all results, the others none; an error anywhere is raised by all."""
-        mine = attempt(action)
-        outcomes: list[Any] = [mine] * self.size
+        """Run `action` on every rank; rank 0 returns all results in rank order, the others an empty list. Collective.
+
+        If any rank fails, every rank raises."""
+        own = attempt(action)
+        outcomes: list[Any] = [own] * self.size
         if self.size > 1:
-            dist.gather_object(mine, outcomes if self.rank == 0 else None, dst=0, group=self._group)
-        results: list[T] = []
-        self.on_rank0(lambda: results.extend(unwrap(outcomes)))
-        return results
+            dist.gather_object(own, outcomes if self.rank == 0 else None, dst=0, group=self._group)
+        gathered: list[T] = []
+        self.on_rank0(lambda: gathered.extend(results_of(outcomes)))
+        return gathered
 
     def gather_all(self, value: T) -> list[T]:
-        """Collective. Every rank gets every rank's value."""
+        """The value of each rank, in rank order, on every rank. Collective."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -55,7 +59,7 @@ class Group:
         return values
 
     def exchange(self, outbox: dict[int, Tensor], inbox: dict[int, Tensor]) -> None:
-        """Send each tensor to its rank and fill each from its rank, all at the same time."""
+        """Send each tensor of `outbox` to its rank and fill each of `inbox` from its rank, all at the same time."""
         work = [dist.isend(tensor, rank, group=self._group) for rank, tensor in outbox.items()]
         work += [dist.irecv(tensor, rank, group=self._group) for rank, tensor in inbox.items()]
         for transfer in work:
@@ -63,39 +67,47 @@ class Group:
             transfer.wait()
 
     def scatter(self, action: Callable[[], list[T]]) -> T:
-        """Collective. Rank 0 makes one value for each rank."""
+        """Run `action` on rank 0, which makes one value per rank; returns this rank's value. Collective."""
         values: list[T] = []
         self.on_rank0(lambda: values.extend(action()))
         if self.size == 1:
             return values[0]
-        mine: list[Any] = [None]
-        dist.scatter_object_list(mine, values if self.rank == 0 else None, src=0, group=self._group)
-        return mine[0]
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, values if self.rank == 0 else None, src=0, group=self._group)
+        return received[0]
 
 
-Outcome = tuple[Any, str | None, bool]
-"""Result, or the error in words and whether it means that a checkpoint is damaged."""
+class Outcome(NamedTuple):
+    """What an action returned, or its error as text, which can be sent to other ranks."""
+
+    result: Any
+    error: str | None = None
+    is_damage: bool = False
+    """True if the error means that a checkpoint is damaged."""
 
 
 def attempt(action: Callable[[], Any]) -> Outcome:
+    """Run an action and catch its error."""
     try:
-        return action(), None, False
+        return Outcome(action())
     except CheckpointError as error:
-        return None, str(error), isinstance(error, DamagedError)
+        return Outcome(None, str(error), isinstance(error, DamagedError))
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}", False
+        return Outcome(None, f"{type(error).__name__}: {error}")
 
 
-def unwrap(outcomes: list[Outcome]) -> list[Any]:
-    """The results, or one error that names each rank that failed."""
-    failed = [(rank, text, damaged) for rank, (_, text, damaged) in enumerate(outcomes) if text is not None]
+def results_of(outcomes: Sequence[Outcome]) -> list[Any]:
+    """The result of each rank. If any rank failed, one error that names each failed rank.
+
+    DamagedError if all failures are damage, else CheckpointError."""
+    failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome.error is not None]
     if not failed:
-        return [value for value, _, _ in outcomes]
-    texts = {}
-    for rank, text, _ in failed:
-        texts.setdefault(text, []).append(str(rank))
+        return [outcome.result for outcome in outcomes]
+    ranks_by_error: dict[str | None, list[str]] = {}
+    for rank, outcome in failed:
+        ranks_by_error.setdefault(outcome.error, []).append(str(rank))
     if len(outcomes) == 1:
-        message = failed[0][1]
+        message = str(failed[0][1].error)
     else:
-        message = "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in texts.items())
-    raise (DamagedError if all(damaged for _, _, damaged in failed) else CheckpointError)(message)
+        message = "; ".join(f"rank {', '.join(ranks)}: {error}" for error, ranks in ranks_by_error.items())
+    raise (DamagedError if all(outcome.is_damage for _, outcome in failed) else CheckpointError)(message)

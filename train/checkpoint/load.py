@@ -1,39 +1,50 @@
-"""Finds the newest good checkpoint that is of this run; `fill.py` reads it.
+"""Finds the newest good checkpoint of this run; `fill.py` reads it.
 
-Rank 0 alone looks at the folder and tells the others: on a network file system ranks may see different things. A
-checkpoint that is damaged is moved aside, by name and with the reason, and the one before is tried. A checkpoint of
-another run is an error, and so is a folder with nothing but damaged ones: a run never starts from zero by accident.
+Only rank 0 looks at the folder and reports what it finds, because ranks may see different things on a network file
+system. A damaged checkpoint is quarantined and the one before it is tried. A checkpoint of another run is an error. So
+is a folder with nothing but damaged checkpoints: a run never restarts from step 0 by accident.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from parallel.engine import CheckpointTensor
 from train.checkpoint.format.dtypes import DTYPE_NAMES
 from train.checkpoint.format.manifest import DamagedError, Manifest, decode, flat
 from train.checkpoint.format.verify import read_manifest
 from train.checkpoint.group import Group
-from train.checkpoint.saved_state import Loaded, Wanted
+from train.checkpoint.saved_state import Loaded, LoadRequest
 from train.checkpoint.stores.protocol import Root
 from train.errors import CheckpointError
+from train.run_folder import MAY_DIFFER
 
 log = logging.getLogger(__name__)
 
 _OPTIONAL = "scaler."
-"""fp16's loss scale: there only in fp16, and another precision is no other run."""
+"""Prefix of the state of fp16's loss scaling. Only fp16 runs have it, and a run may change its precision."""
 _SHOWN = 5
+"""Names that an error message lists."""
+NOTED = "noted"
+"""Section of an identity whose differences are reported and need no permission."""
+_NEW_SECTIONS = ("optimizer", "dropout", "seed", "batch_size", NOTED)
+"""Sections that checkpoints of earlier versions lack. Where one is missing, nothing is known of it."""
 
 
-def load_newest(root: Root, group: Group, wanted: Wanted, load_local: Callable[[int], Loaded | None]) -> Loaded | None:
-    """See `CheckpointManager.load_newest`. `load_local(step)` tries the fast tier, not below that step. Collective."""
+def load_newest(
+    root: Root, group: Group, request: LoadRequest, load_local: Callable[[int], Loaded | None]
+) -> Loaded | None:
+    """Fill the request from the newest good checkpoint; see `CheckpointManager.load_newest`. Collective.
+
+    `load_local(step)` tries the fast tier, for a checkpoint of this step or a newer one."""
     skipped: dict[int, str] = {}
 
     def quarantine(step: int, error: DamagedError) -> None:
-        where = _quarantine(root, step)
+        path = _quarantine(root, step)
         skipped[step] = f"{root.folder(step)}: {error}"
-        wanted.record("quarantined", step=step, error=str(error), path=where)
-        log.error("checkpoint of step %d is damaged and was set aside as %s: %s", step, where, error)
+        request.record("quarantined", step=step, error=str(error), path=path)
+        log.error("the checkpoint of step %d is damaged and is now quarantined at %s: %s", step, path, error)
 
     while True:
         newest = group.on_rank0(lambda: max(set(root.steps()) - set(skipped), default=0))
@@ -42,12 +53,12 @@ def load_newest(root: Root, group: Group, wanted: Wanted, load_local: Callable[[
         if (found := group.on_rank0(lambda: _newest(root, skipped, quarantine))) is None:
             return None
 
-        from train.checkpoint.fill import fill  # imports DCP, which takes half a second: only where it is needed
+        from train.checkpoint.fill import fill  # imports DCP, which takes half a second; a new run does not need it
 
         step, manifest = found[0], decode(found[1])
-        check(group, manifest, wanted)
+        check_fits(group, manifest, request)
         try:
-            return fill(root.folder(step), group, manifest, wanted)
+            return fill(root.folder(step), group, manifest, request)
         except DamagedError as error:
             group.on_rank0(partial(quarantine, step, error))
 
@@ -55,7 +66,9 @@ def load_newest(root: Root, group: Group, wanted: Wanted, load_local: Callable[[
 def _newest(
     root: Root, skipped: Mapping[int, str], quarantine: Callable[[int, DamagedError], None]
 ) -> tuple[int, bytes] | None:
-    """The newest checkpoint whose manifest is intact. Rank 0 alone."""
+    """Step and manifest of the newest checkpoint whose manifest is intact. Call on rank 0 only.
+
+    CheckpointError if all checkpoints are damaged; None if there never was one."""
     root.sweep()
     for step in reversed(root.steps()):
         if step in skipped:
@@ -67,45 +80,96 @@ def _newest(
     damaged = list(skipped.values()) or root.quarantined()
     if damaged:
         raise CheckpointError(
-            "no good checkpoint is left, and the run will not silently start from zero; remove the damaged ones to "
-            f"start anew: {'; '.join(damaged)}"
+            "no good checkpoint is left, and a run does not restart from step 0 by itself; to start over, remove the "
+            f"damaged checkpoints: {'; '.join(damaged)}"
         )
     return None
 
 
 def _quarantine(root: Root, step: int) -> str:
+    """Quarantine a checkpoint if the store permits it; returns its location."""
     try:
         return root.quarantine(step)
-    except OSError:  # a read-only folder, say: then it is only skipped
+    except OSError:  # for example a read-only folder; then this load only skips the checkpoint
         return str(root.folder(step))
 
 
-def check(group: Group, manifest: Manifest, wanted: Wanted) -> None:
-    """CheckpointError on every rank unless the checkpoint is of this run and this model. Collective."""
-    group.on_rank0(partial(check_identity, manifest, wanted))
-    group.gather(partial(check_tensors, manifest, wanted.state))
+def check_fits(group: Group, manifest: Manifest, request: LoadRequest) -> None:
+    """CheckpointError on every rank unless the checkpoint belongs to this run and this model. Collective."""
+    group.on_rank0(partial(check_identity, manifest, request))
+    group.gather(partial(check_tensors, manifest, request.state))
 
 
-def check_identity(manifest: Manifest, wanted: Wanted) -> None:
-    """CheckpointError that lists the facts that differ, except the allowed ones (by dotted name or section)."""
-    if not manifest.identity:  # imported from elsewhere: only its tensors can be compared
-        return
-    theirs, ours = flat(manifest.identity), flat(wanted.identity)
-    differing = {}
-    for name in sorted(theirs.keys() | ours.keys()):
-        old, new = theirs.get(name), ours.get(name)
-        if old != new:
-            if any(name == allowed or name.startswith(f"{allowed}.") for allowed in wanted.allow):
-                wanted.record("allowed_difference", name=name, checkpoint=old, run=new)
-            else:
-                differing[name] = f"{name}: {old!r} in the checkpoint, {new!r} in this run"
+def check_identity(manifest: Manifest, request: LoadRequest) -> None:
+    """CheckpointError that lists the facts that differ, unless `request.allow` has their name or section."""
+    differing: dict[str, tuple[Any, Any]] = {}
+    for name, (old, new) in _differences(manifest, request.identity).items():
+        if name.startswith(f"{NOTED}."):
+            shown = name.removeprefix(f"{NOTED}.")
+            request.record("changed_setting", name=shown, checkpoint=old, run=new)
+            log.warning("%s is %r in the checkpoint of step %d and %r in this run", shown, old, manifest.step, new)
+        elif any(name == allowed or name.startswith(f"{allowed}.") for allowed in request.allow):
+            request.record("allowed_difference", name=name, checkpoint=old, run=new)
+            log.warning("%s is %r in the checkpoint and %r from step %d on (--allow)", name, old, new, manifest.step)
+        else:
+            differing[name] = old, new
     if list(differing) == ["model.vocab_size"]:
-        raise _other_padding(theirs["model.vocab_size"], ours["model.vocab_size"])
+        raise _other_padding(*differing["model.vocab_size"])
     if differing:
-        raise CheckpointError(
-            f"the checkpoint of step {manifest.step} is of another run: {'; '.join(differing.values())}. Use another "
-            "run name or the recipe of the checkpoint, or say what may differ (--allow schedule, --allow data_weights)"
+        shown = "; ".join(
+            f"{name}: {old!r} in the checkpoint, {new!r} in this run" for name, (old, new) in differing.items()
         )
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} belongs to another run: {shown}. {_way_out(differing)}"
+        )
+
+
+def _differences(manifest: Manifest, identity: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The facts that differ, by name: value in the checkpoint, value in this run."""
+    known: dict[str, Any] = dict(manifest.identity)
+    wanted: dict[str, Any] = dict(identity)
+    if "imported" in manifest.extra:  # it knows the model that computes its weights, and no schedule or data
+        wanted = {name: wanted[name] for name in known.keys() & wanted.keys()}
+    for section in _NEW_SECTIONS:
+        if section not in known:
+            wanted.pop(section, None)
+    if "batch_size" in identity and "imported" not in manifest.extra and manifest.rank_states:
+        known["batch_size"] = manifest.rank_states[0].get("global_batch_size")  # earlier versions record it here alone
+        wanted["batch_size"] = identity["batch_size"]
+    known.pop("weight_changes", None)
+    changes = wanted.pop("weight_changes", [])
+    saved, current = flat(known), flat(wanted)
+    if "imported" in manifest.extra:  # under RoPE it leaves model.seq_len free
+        current = {name: current.get(name) for name in saved}
+    names = sorted(saved.keys() | current.keys())
+    found = {name: (saved.get(name), current.get(name)) for name in names if saved.get(name) != current.get(name)}
+    if "data_weights" in wanted and "data_weights" not in found:
+        used, planned = _weights_in_use(manifest), _planned_weights(manifest, wanted["data_weights"], changes)
+        if used is not None and used != planned:
+            found["data_weights"] = used, planned
+    return found
+
+
+def _weights_in_use(manifest: Manifest) -> list[float] | None:
+    """The weights of the sources that the last sample before the checkpoint was drawn with; None if not recorded."""
+    history = manifest.rank_states[0].get("weights") if manifest.rank_states else None
+    return list(history[-1][1]) if history else None
+
+
+def _planned_weights(manifest: Manifest, first: list[float], changes: list[Any]) -> list[float]:
+    """The weights that the recipe gives for that sample: its `weight_changes` of earlier steps count as well."""
+    data_step = manifest.step + manifest.extra.get("skipped", 0)
+    past = [weights for step, weights in changes if step < data_step]
+    return list(past[-1] if past else first)
+
+
+def _way_out(differing: Iterable[str]) -> str:
+    """What to do about facts that differ. Only some sections can be allowed (`train.run_folder.MAY_DIFFER`)."""
+    sections = dict.fromkeys(name.partition(".")[0] for name in differing)
+    if all(section in MAY_DIFFER for section in sections):
+        options = " ".join(f"--allow {section}" for section in sections)
+        return f"Use the checkpoint's recipe or another run name, or permit the difference: {options}"
+    return "Use the checkpoint's recipe, or another run name"
 
 
 def check_tensors(manifest: Manifest, state: Mapping[str, CheckpointTensor]) -> None:
@@ -114,22 +178,23 @@ def check_tensors(manifest: Manifest, state: Mapping[str, CheckpointTensor]) -> 
     unexpected = sorted(name for name in manifest.state_names - state.keys() if not name.startswith(_OPTIONAL))
     if missing or unexpected:
         raise CheckpointError(
-            f"the checkpoint of step {manifest.step} has other tensors than the model and its optimizer: "
+            f"the tensors of the checkpoint of step {manifest.step} are not those of the model and its optimizer: "
             f"{len(missing)} missing{_first(missing)}, {len(unexpected)} unexpected{_first(unexpected)}"
         )
     wrong: list[str] = []
-    rows = set()
+    row_counts = set()
     for name in sorted(state.keys() & manifest.state_names):
         saved, tensor = manifest.pieces[name][0], state[name]
         shape = tuple(tensor.shape)
         if saved.shape != shape or saved.dtype != DTYPE_NAMES[tensor.dtype]:
             wrong.append(f"{name}: {saved.dtype} {saved.shape} saved, {DTYPE_NAMES[tensor.dtype]} {shape} wanted")
-            rows.add((saved.shape[:1], shape[:1], saved.shape[1:] == shape[1:] and saved.shape != shape))
+            only_rows_differ = saved.shape[1:] == shape[1:] and saved.shape != shape
+            row_counts.add((saved.shape[:1], shape[:1], only_rows_differ))
     if not wrong:
         return
-    if len(rows) == 1 and (pair := rows.pop())[2] and any("embed" in name or "head" in name for name in wrong):
-        raise _other_padding(pair[0][0], pair[1][0])
-    raise CheckpointError(f"{len(wrong)} tensors of another shape or type{_first(wrong)}")
+    if len(row_counts) == 1 and (counts := row_counts.pop())[2] and any("embed" in n or "head" in n for n in wrong):
+        raise _other_padding(counts[0][0], counts[1][0])
+    raise CheckpointError(f"{len(wrong)} tensors have another shape or type{_first(wrong)}")
 
 
 def _other_padding(saved: int, wanted: int) -> CheckpointError:
@@ -140,6 +205,7 @@ def _other_padding(saved: int, wanted: int) -> CheckpointError:
 
 
 def _first(names: list[str]) -> str:
+    """The first few names in parentheses; empty if there are none."""
     if not names:
         return ""
     return f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"

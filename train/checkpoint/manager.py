@@ -4,12 +4,12 @@
     loaded = manager.load_newest(engine.state())
     ...
     manager.save(SavedProgress(step, tokens), engine.state(), stream.state(step))   # returns after a copy
-    manager.poll()                                                             # every step
-    manager.wait()                                                             # before leaving
+    manager.poll()                                                                  # every step
+    manager.wait()                                                                  # before the process ends
 
-A save: rank 0 makes a fresh place; every rank writes its shard there; rank 0 gathers what was written, writes the
-manifest and commits. All of it runs in a thread, on a process group of its own. A failure on any rank fails the save on
-all, and the checkpoints before it stay.
+To save, rank 0 begins an attempt, every rank writes its shard to it, and rank 0 gathers what was written, writes the
+manifest and commits. All of this runs in a thread, on a process group of its own. If any rank fails, the save fails on
+all ranks and the older checkpoints stay.
 """
 
 import json
@@ -22,15 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_pipeline.config import expand_path
 from parallel.engine import CheckpointTensor
 from train.checkpoint.format.verify import read_manifest
 from train.checkpoint.group import Group
 from train.checkpoint.load import load_newest
 from train.checkpoint.retention import steps_to_delete
-from train.checkpoint.saved_state import Loaded, SavedProgress, Wanted, plain_names
+from train.checkpoint.saved_state import About, Loaded, LoadRequest, SavedProgress, plain_names
 from train.checkpoint.stores.open import open_root
 from train.config import CheckpointConfig
-from train.errors import CheckpointError
+from train.errors import CheckpointError, ConfigError
 from train.exit_codes import FAILED
 
 if TYPE_CHECKING:
@@ -43,24 +44,43 @@ log = logging.getLogger(__name__)
 
 
 class SavingFailedError(CheckpointError):
-    """Several saves in a row failed: going on would risk too much work. Another try may find the disk mended."""
+    """Too many saves in a row failed, so to continue would risk too much work. A restart may find the disk repaired."""
 
     exit_code = FAILED
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a finished save reports."""
+    """What a finished save reports in its event."""
 
     tier: str
+    """`shared` or `local`."""
     bytes: int
+    """Bytes of the tensors."""
     seconds: float
+    """Time from the end of staging to the commit."""
     removed: list[int] = field(default_factory=list)
+    """Steps whose checkpoints retention removed."""
+
+
+@dataclass(frozen=True)
+class PendingSave:
+    """A save that is being written."""
+
+    step: int
+    stall_seconds: float
+    """Time for which the save stopped the steps."""
+    saved: Future[Saved]
+    tier: str
+    """`shared` or `local`."""
 
 
 class CheckpointManager:
-    """Collective to construct. `identity` must match at load; `layout` says whether random states fit; `alive` is
-    called by this rank as it reads and writes."""
+    """The checkpoints of one run. Collective to construct.
+
+    A checkpoint loads only if its `identity` equals this one, except for the facts named in `allow`. The manifest
+    records `layout` and `recipe`. `attachments` are the files of the data set's tokenizer, by plain name, which each
+    checkpoint of the shared tier carries. `alive` is called on this rank after each block that it reads or writes."""
 
     def __init__(
         self,
@@ -70,21 +90,22 @@ class CheckpointManager:
         record: Callable[..., None],
         *,
         layout: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        attachments: Mapping[str, bytes] | None = None,
         allow: frozenset[str] = frozenset(),
         timeout_seconds: float = 600.0,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = open_root(folder)
         self._config = config
-        self._identity = json.loads(json.dumps(identity))
-        self._layout = json.loads(json.dumps(layout or {}))
+        self._about = About(*json.loads(json.dumps([identity, layout or {}, recipe])), attachments=attachments or {})
         self._allow = allow
         self._group = Group(timeout_seconds, alive)
         self._record = record if self._group.rank == 0 else _ignore
-        self._tier = self._open_tier(Path(config.local_dir), str(folder)) if config.local_dir is not None else None
+        self._tier = self._open_tier(config.local_dir, str(folder)) if config.local_dir is not None else None
         self._saver: Saver | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._saving: tuple[int, float, Future[Saved]] | None = None
+        self._pending: PendingSave | None = None
         self._failures = 0
         self.saved_step: int | None = None
         """Step of the newest checkpoint known to be complete on the shared tier."""
@@ -92,7 +113,7 @@ class CheckpointManager:
 
     @property
     def staging_bytes(self) -> int:
-        """Host memory held for background saves."""
+        """Host memory used by background saves, in bytes."""
         return self._saver.staging_bytes if self._saver is not None else 0
 
     def save(
@@ -103,10 +124,10 @@ class CheckpointManager:
         *,
         local: bool = False,
     ) -> None:
-        """Save in the background; returns when the state may change again. Collective.
+        """Begin a save; returns when the state may change again. Collective.
 
-        `rank_state` is JSON of this rank. `local`: to `checkpoint.local_dir` of this node and of a peer. A failure
-        shows at `poll` or `wait`."""
+        `rank_state` is JSON of this rank. With `local`, the save goes to `checkpoint.local_dir` of this node and of a
+        peer node. `poll` and `wait` report a failure."""
         self.wait()
         began = time.perf_counter()
         state = plain_names(state)
@@ -115,23 +136,23 @@ class CheckpointManager:
         if self._saver is None:
             from train.checkpoint.save import Saver
 
-            self._saver = Saver(self._group, self._identity, self._layout, self._config.background)
+            self._saver = Saver(self._group, self._about, self._config.background)
         job = self._saver.stage(progress, state, rank_state)
         saved = self._thread.submit(self._write, self._saver, job, local)
-        self._saving = (progress.step, time.perf_counter() - began, saved)
+        self._pending = PendingSave(progress.step, time.perf_counter() - began, saved, "local" if local else "shared")
         if not self._config.background:
             self.wait()
 
     def poll(self) -> None:
-        """See whether the save in the background has ended. Cheap, not collective.
+        """Record the outcome of the background save if it has ended. Cheap, not collective.
 
-        SavingFailedError after `checkpoint.max_failures` failures in a row."""
-        if self._saving is not None and self._saving[2].done():
+        SavingFailedError after `checkpoint.max_failures` failures of the shared tier in a row."""
+        if self._pending is not None and self._pending.saved.done():
             self._collect()
 
     def wait(self) -> None:
-        """Until the last save is committed or has failed. Collective."""
-        if self._saving is not None:
+        """Wait until the last save is committed or has failed. Collective. Raises what `poll` raises."""
+        if self._pending is not None:
             self._collect()
 
     def close(self) -> None:
@@ -142,22 +163,26 @@ class CheckpointManager:
     def load_newest(self, state: Mapping[str, CheckpointTensor]) -> Loaded | None:
         """Fill the tensors in place from the newest good checkpoint; None if there never was one. Collective.
 
-        Damaged ones are moved aside. CheckpointError if only damaged ones are left, or if the checkpoint is of another
-        run: another identity, other tensors."""
+        Damaged checkpoints are quarantined. CheckpointError if only damaged ones are left, or if the checkpoint
+        belongs to another run (another identity or other tensors)."""
         self.wait()
-        wanted = Wanted(plain_names(state), self._identity, self._layout, self._allow, self._record)
-        load_local = partial(self._tier.load, wanted) if self._tier is not None else lambda _: None
-        loaded = load_newest(self._root, self._group, wanted, load_local)
+        request = LoadRequest(plain_names(state), self._about.identity, self._allow, self._record)
+        load_local = partial(self._tier.load, request) if self._tier is not None else lambda _: None
+        loaded = load_newest(self._root, self._group, request, load_local)
         self.saved_step = loaded.progress.step if loaded is not None and self._tier is None else None
         return loaded
 
-    def _open_tier(self, place: Path, run: str) -> "LocalTier":
+    def _open_tier(self, node_dir: str, run: str) -> "LocalTier":
         from train.checkpoint.local_tier import LocalTier
 
-        return LocalTier(place, run, self._group)
+        try:
+            path = Path(expand_path(node_dir))
+        except ValueError as error:
+            raise ConfigError(f"checkpoint.local_dir: {error}") from None
+        return LocalTier(path, run, self._group)
 
     def _write(self, saver: "Saver", job: "Job", local: bool) -> Saved:
-        """Everything after the copy. Collective; runs in the thread."""
+        """Everything after staging. Runs in the thread. Collective."""
         began = time.perf_counter()
         if local:
             assert self._tier is not None
@@ -169,7 +194,7 @@ class CheckpointManager:
         return Saved("shared", size, time.perf_counter() - began, removed)
 
     def _prune(self) -> list[int]:
-        """Remove what retention does not keep. Never fails a save that is already committed."""
+        """Remove what retention does not keep; returns the steps. Never fails a save that is already committed."""
         try:
             steps = self._root.steps()
             if self._config.keep_best:
@@ -179,30 +204,33 @@ class CheckpointManager:
             for step in removed:
                 self._root.remove(step)
             self._root.sweep()
-        except Exception as error:  # an object store may raise anything
+        except Exception as error:  # object stores raise errors of many types
             log.warning("old checkpoints could not be removed: %s", error)
             return []
         return removed
 
     def _collect(self) -> None:
-        """Take the outcome of the save in the background, waiting for it if need be."""
-        assert self._saving is not None
-        (step, stall, future), self._saving = self._saving, None
+        """Wait for the background save and record its outcome."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
         try:
-            saved = future.result()
+            saved = pending.saved.result()
         except Exception as error:
-            self._failures += 1
-            self._record("save_failed", step=step, error=str(error), in_a_row=self._failures)
-            log.error("checkpoint of step %d failed: %s", step, error)
+            in_a_row = self._failures + (pending.tier == "shared")
+            self._record("save_failed", step=pending.step, tier=pending.tier, error=str(error), in_a_row=in_a_row)
+            log.error("the checkpoint of step %d failed (%s tier): %s", pending.step, pending.tier, error)
+            if pending.tier == "local":  # the shared tier may be fine, and its checkpoints are enough
+                return
+            self._failures = in_a_row
             if self._failures >= self._config.max_failures:
                 failures = f"checkpoint.max_failures ({self._failures}) saves in a row failed"
-                raise SavingFailedError(f"{failures}, the last at step {step}: {error}") from error
+                raise SavingFailedError(f"{failures}, the last at step {pending.step}: {error}") from error
             return
         self._failures = 0
         if saved.tier == "shared":
-            self.saved_step = step
-        self._record("saved", step=step, stall_seconds=stall, **asdict(saved))
+            self.saved_step = pending.step
+        self._record("saved", step=pending.step, stall_seconds=pending.stall_seconds, **asdict(saved))
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Only rank 0 records events."""
+    """Discard an event: only rank 0 records events."""

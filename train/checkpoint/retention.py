@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, every n-th for good, and the best by validation loss."""
+"""Which checkpoints a run keeps: the newest, every n-th step for good, and those with the lowest validation loss."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,9 @@ from train.config import CheckpointConfig
 
 
 def steps_to_delete(losses: Mapping[int, float | None], config: CheckpointConfig) -> list[int]:
-    """The steps to remove, of checkpoints given as step -> validation loss (None: not evaluated at that step)."""
+    """Steps whose checkpoints the settings do not keep, oldest first.
+
+    `losses` has the validation loss of each existing checkpoint by step; None if it was not evaluated at that step."""
     steps = sorted(losses)
     keep = set(steps[-config.keep_last :])
     if config.keep_every:

@@ -1,41 +1,39 @@
-"""Lays a state aside and writes it: shards by all ranks, the manifest and the commit by rank 0.
+"""Stages a state and writes it: each rank writes its shard, rank 0 writes the manifest and commits.
 
-The manager imports this file at its first save, for DCP brings DTensor, which takes half a second and which a run with
-whole tensors does not need for its first step.
+The manager imports this file at its first save. It imports DCP and with it DTensor, which takes half a second that a
+run of plain tensors does not need before its first step.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from parallel.engine import CheckpointTensor
-from train.checkpoint import rng
-from train.checkpoint.format.manifest import RNG_PREFIX, Manifest, Piece, ShardFile, by_tensor, encode
-from train.checkpoint.group import Group, Outcome, attempt, unwrap
-from train.checkpoint.saved_state import SavedProgress
-from train.checkpoint.shards import ShardWriter, piece_of, shard_name
+from train.checkpoint.format.attachments import TOKENIZER, Attachment, attachment_of
+from train.checkpoint.format.manifest import Manifest, Piece, ShardFile, by_tensor, encode, shard_name
+from train.checkpoint.group import Group, Outcome, attempt, results_of
+from train.checkpoint.saved_state import About, SavedProgress
+from train.checkpoint.shard_writer import ShardWriter, piece_of
 from train.checkpoint.staging import Staging
-from train.checkpoint.stores.protocol import Root
+from train.checkpoint.stores.protocol import Folder, Root
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the manifest says besides the tensors."""
+    """What the manifest states besides progress and tensors."""
 
-    identity: dict[str, Any]
-    layout: dict[str, Any]
+    about: About
     rank_state: Any
-    """Of this rank."""
+    """JSON of this rank."""
 
 
 @dataclass(frozen=True)
@@ -45,120 +43,131 @@ class Job:
     progress: SavedProgress
     facts: Facts
     plan: SavePlan
-    """What this rank writes."""
+    """The items that this rank writes."""
     staged: Outcome
-    """This rank's tensors by the plan's items, or why they could not be laid aside."""
-    random: Tensor
+    """This rank's tensors by the items' indices, or the error that staging raised."""
 
     def write(self, writer: ShardWriter, rank: int, prefix: str = "") -> list[WriteResult]:
-        """This rank's shard."""
-        (tensors,) = unwrap([self.staged])
-        item = _own_item(f"{RNG_PREFIX}{rank:05d}", self.random)
-        plan = replace(self.plan, items=[*self.plan.items, item], storage_data=prefix + shard_name(rank))
-        return writer.write_data(plan, _Staged(tensors | {item.index: self.random})).value()
+        """Write this rank's shard. Raises the error of staging, if there was one."""
+        (tensors,) = results_of([self.staged])
+        plan = replace(self.plan, storage_data=prefix + shard_name(rank))
+        return writer.write_data(plan, _StagedTensors(tensors)).value()
 
-    def manifest(self, rank_states: list[Any], files: list[ShardFile], pieces: list[Piece]) -> Manifest:
+    def manifest(
+        self,
+        rank_states: list[Any],
+        files: list[ShardFile],
+        pieces: list[Piece],
+        attachments: Sequence[Attachment] = (),
+    ) -> Manifest:
+        """The manifest of the checkpoint, given what all ranks have written."""
+        about = self.facts.about
         return Manifest(
             step=self.progress.step,
             tokens=self.progress.tokens,
             validation_loss=self.progress.validation_loss,
             extra=self.progress.extra,
-            identity=self.facts.identity,
-            layout=self.facts.layout,
+            identity=about.identity,
+            layout=about.layout,
             rank_states=rank_states,
             versions={name: version(name) for name in ("keepstep", "torch", "safetensors")},
             saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
             files=files,
             pieces=by_tensor(pieces),
+            recipe=about.recipe,
+            attachments=list(attachments),
         )
 
 
 class Saver:
-    """Who writes what is planned once, for an engine shows the same tensors at every save. `background`: steps go on
-    while a job is written, so it gets copies."""
+    """Stages and writes saves. It plans once who writes what, for an engine shows the same tensors at every save.
 
-    def __init__(self, group: Group, identity: dict[str, Any], layout: dict[str, Any], background: bool) -> None:
-        self._group = group
-        self._identity, self._layout = identity, layout
+    With `background`, steps continue while a job is written, so the job gets copies of the tensors."""
+
+    def __init__(self, group: Group, about: About, background: bool) -> None:
+        self._group, self._about = group, about
         self._staging = Staging() if background else None
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._plan: SavePlan | None = None
 
     @property
     def staging_bytes(self) -> int:
-        """Host memory held for background saves."""
+        """Host memory used by background saves, in bytes."""
         return self._staging.bytes if self._staging is not None else 0
 
     def stage(
         self, progress: SavedProgress, state: Mapping[str, CheckpointTensor], rank_state: Mapping[str, Any]
     ) -> Job:
-        """Collective. Afterwards the state may change, if the save is to go on in the background."""
+        """Prepare a save. After a background saver returns, the state may change again. Collective."""
         self._planner.set_up_planner(dict(state), None, self._group.rank == 0)
         if self._plan is None:
             self._plan, self._names = self._make_plan(), state.keys()
-        assert state.keys() == self._names, "an engine shows the same tensors at every save"
+        assert state.keys() == self._names, "an engine must show the same tensors at every save"
         plan = self._plan
         staged = attempt(lambda: self._stage(plan))
-        random = torch.frombuffer(bytearray(rng.capture()), dtype=torch.uint8)
-        facts = Facts(self._identity, self._layout, json.loads(json.dumps(rank_state)))
-        return Job(progress, facts, plan, staged, random)
+        return Job(progress, Facts(self._about, json.loads(json.dumps(rank_state))), plan, staged)
 
     def _make_plan(self) -> SavePlan:
-        """Collective."""
+        """What this rank writes. Collective."""
         plans = self._group.gather(self._planner.create_local_plan)
         plan = self._group.scatter(lambda: self._planner.create_global_plan(plans)[0])
         return replace(plan, items=[item for item in plan.items if piece_of(item).bytes])
 
     def _stage(self, plan: SavePlan) -> dict[MetadataIndex, Tensor]:
-        """This rank's pieces."""
+        """This rank's pieces, copied if saves run in the background."""
         tensors = [_tensor(self._planner.resolve_data(item)) for item in plan.items]
         if self._staging is not None:
             tensors = self._staging.copy(tensors)
         return {item.index: tensor for item, tensor in zip(plan.items, tensors, strict=True)}
 
     def write_shared(self, job: Job, root: Root) -> int:
-        """To a place that all ranks share. The bytes of its tensors, on rank 0. Collective."""
-        begun: list[str] = []
-        size = [0]
+        """Write and commit a job in a store that all ranks share; returns the bytes of its tensors. Collective.
+
+        On an error, the attempt is removed."""
+        attempts: list[str] = []
+        sizes: list[int] = []
 
         def begin() -> str:
-            begun.append(root.begin(job.progress.step))
-            return begun[0]
+            attempts.append(root.begin(job.progress.step))
+            return attempts[0]
 
         def commit(files: list[ShardFile], pieces: list[Piece]) -> None:
-            manifest = job.manifest(rank_states, files, pieces)
-            root.commit(place, job.progress.step, encode(manifest))
-            size[0] = manifest.tensor_bytes
+            attached = _attach(root.attempt_folder(name), root.prefix(name), job.facts.about.attachments)
+            manifest = job.manifest(rank_states, files, pieces, attached)
+            root.commit(name, job.progress.step, encode(manifest))
+            sizes.append(manifest.tensor_bytes)
 
         try:
-            place = self._group.on_rank0(begin)
-            writer = ShardWriter(root.attempt(place), commit, alive=self._group.alive)
+            name = self._group.on_rank0(begin)
+            writer = ShardWriter(root.attempt_folder(name), commit, alive=self._group.alive)
             rank_states = self._group.gather(lambda: job.facts.rank_state)
-            written = self._group.gather(lambda: job.write(writer, self._group.rank, root.prefix(place)))
+            written = self._group.gather(lambda: job.write(writer, self._group.rank, root.prefix(name)))
             self._group.on_rank0(lambda: writer.finish(Metadata({}), written))
         except BaseException:
-            for place in begun:
-                root.abandon(place)
+            for name in attempts:
+                root.abandon(name)
             raise
-        return size[0]
+        return sum(sizes)
 
 
-class _Staged(DefaultSavePlanner):
-    """Resolves a plan's items to tensors that were laid aside before."""
+def _attach(folder: Folder, prefix: str, contents: Mapping[str, bytes]) -> list[Attachment]:
+    """Write the attachments of an attempt; returns their descriptions."""
+    attached = [attachment_of(f"{prefix}{TOKENIZER}{name}", content) for name, content in sorted(contents.items())]
+    for attachment in attached:
+        folder.write(attachment.name, [contents[attachment.plain_name]])
+    return attached
+
+
+class _StagedTensors(DefaultSavePlanner):
+    """Resolves the items of a plan to tensors that were staged before."""
 
     def __init__(self, tensors: dict[MetadataIndex, Tensor]) -> None:
         super().__init__()
         self._tensors = tensors
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """The staged tensor of an item."""
         return self._tensors[write_item.index]
-
-
-def _own_item(name: str, tensor: Tensor) -> WriteItem:
-    """One rank's own tensor, which no other rank has."""
-    chunk = ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
-    data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), tensor.size())
-    return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.TENSOR, tensor_data=data)
 
 
 def _tensor(value: Any) -> Tensor:

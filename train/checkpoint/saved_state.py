@@ -1,61 +1,66 @@
-"""What a checkpoint holds besides tensors, what a load asks for, and what it returns."""
+"""What a checkpoint stores besides tensors, what a load asks for, and what it returns."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from parallel.engine import CheckpointTensor
-from train.checkpoint import rng
 from train.model.names import plain_name
 
 
 @dataclass(frozen=True)
 class SavedProgress:
-    """How far the run is."""
+    """The progress of a run as a checkpoint stores it."""
 
     step: int
     tokens: int
     validation_loss: float | None = None
+    """Nats per token at this step; None if it was not evaluated."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """JSON that the training loop stores with its progress."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a run's checkpoints state besides its progress. With it, a checkpoint is complete in itself."""
+
+    identity: dict[str, Any]
+    layout: dict[str, Any]
+    recipe: dict[str, Any] | None
+    """The resolved recipe, as JSON."""
+    attachments: Mapping[str, bytes]
+    """The tokenizer's files by plain name. Rank 0 writes them."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded, besides the tensors."""
+    """What a load returns besides the tensors, which it fills in place."""
 
     progress: SavedProgress
     path: str
     rank_states: list[dict[str, Any]]
-    """Of all ranks of the run that saved."""
-    layout: dict[str, Any]
-    """Of the run that saved."""
+    """JSON of each rank of the run that saved, in rank order."""
     bytes_read: int
-    """By this rank."""
-    random: bytes | None = field(repr=False)
-
-    def restore_rng(self) -> bool:
-        """Set this rank's random states, last before the first step. False if they belong to another layout."""
-        if self.random is not None:
-            rng.restore(self.random)
-        return self.random is not None
+    """Bytes that this rank read."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to be filled, and what must fit."""
+class LoadRequest:
+    """The tensors that a load fills, and what the checkpoint must match."""
 
     state: Mapping[str, CheckpointTensor]
     identity: Mapping[str, Any]
-    layout: Mapping[str, Any]
     allow: frozenset[str]
+    """Names or sections of `identity` that may differ."""
     record: Callable[..., None]
+    """Records an event on rank 0; does nothing on other ranks."""
 
 
 def plain_names(state: Mapping[str, CheckpointTensor]) -> dict[str, CheckpointTensor]:
-    """Without the prefixes that wrappers insert, wherever they stand."""
+    """The state by plain names, without the prefixes that wrappers insert anywhere in a name."""
     plain: dict[str, CheckpointTensor] = {}
     for name, tensor in state.items():
         stripped = plain_name(name)
-        assert stripped not in plain, f"two tensors are called {stripped}"
+        assert stripped not in plain, f"two tensors have the plain name {stripped}"
         plain[stripped] = tensor
     return plain

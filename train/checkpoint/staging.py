@@ -1,7 +1,7 @@
-"""Host memory that a save copies the state to, so that the steps can go on while it is written.
+"""Host memory to which a save copies the state, so that the steps continue while the copy is written.
 
-One buffer, made at the first save and used again by every later one: a save waits for the one before it, so this rank's
-bytes are all that is ever needed. Pinned where the tensors are on an accelerator.
+The first save allocates one buffer and every later save reuses it: a save waits for the one before it, so only one copy
+of this rank's bytes exists at a time. The buffer is pinned where tensors are on an accelerator.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,22 @@ from torch import Tensor
 
 
 class Staging:
+    """A reusable buffer in host memory."""
+
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     @property
     def bytes(self) -> int:
+        """Size of the buffer in bytes."""
         return self._buffer.numel()
 
     def copy(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies on the host, valid until the next call; returns when they are complete."""
+        """Contiguous copies on the host, valid until the next call. Returns when they are complete."""
         total = sum(_padded(tensor.nbytes) for tensor in tensors)
         accelerated = any(tensor.device.type != "cpu" for tensor in tensors)
         if self.bytes < total:
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old buffer before the new one is allocated
             self._buffer = torch.empty(total, dtype=torch.uint8, pin_memory=accelerated)
         copies, at = [], 0
         for tensor in tensors:
@@ -36,4 +39,4 @@ class Staging:
 
 
 def _padded(size: int) -> int:
-    return -(-size // 64) * 64  # a cache line: every type is aligned
+    return -(-size // 64) * 64  # a cache line, so that every type is aligned

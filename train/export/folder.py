@@ -8,54 +8,64 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from data_pipeline.stream.stream import open_stream
 from train.errors import ConfigError
+from train.export.hard_texts import HARD_TEXTS
 from train.export.hugging_face import write_model
-from train.export.tokenizer import equal_encodings, write_tokenizer
+from train.export.tokenizer import check_encodings, write_tokenizer
 from train.export.trained_model import Trained
+
+_SEQUENCES = 4
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a reloaded folder gave."""
+    """How an exported model, reloaded by transformers, compares with the trained model."""
 
     largest_difference: float
-    """Between the logits of both models, over validation text."""
+    """Largest difference between the logits of the two models."""
     largest_logit: float
-    equal_texts: int
-    texts: int
+    """Largest absolute logit of the trained model."""
 
 
-def export(trained: Trained, out: Path) -> None:
-    """Make `out`, whole or not at all. ConfigError if it exists or if no architecture fits."""
+def export(trained: Trained, out: Path) -> int:
+    """Write the model and its tokenizer to the new folder `out`, which appears only when it is complete.
+
+    Returns the number of texts to which the exported tokenizer gives the same ids as training's. ConfigError if `out`
+    exists, if no Hugging Face architecture fits the model, or if ids differ."""
     if out.exists():
         raise ConfigError(f"--out ({out}) exists; name a new folder")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     transformers_logging.disable_progress_bar()
-    tokenizer, config = trained.tokenizer, trained.recipe.model
+    tokenizer, config = trained.tokenizer, trained.model.config
     weights = dict(trained.model.named_parameters())
     try:
         partial.mkdir(parents=True)
-        write_model(weights, config, tokenizer.vocab_size, tokenizer.end_of_document, partial)
-        write_tokenizer(trained.tokenizer_dir, tokenizer.end_of_document, config.seq_len, partial)
+        begin, end = tokenizer.beginning_of_document, tokenizer.end_of_document
+        write_model(weights, config, tokenizer.vocab_size, end, partial, begin)
+        write_tokenizer(trained.tokenizer_dir, end, config.seq_len, partial, begin)
+        equal_texts = check_encodings(tokenizer, partial)
         partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    return equal_texts
 
 
 @torch.inference_mode()
 def check(trained: Trained, out: Path) -> Check:
-    """Reload with transformers and compare logits and token ids on validation text."""
-    recipe, size = trained.recipe, trained.tokenizer.vocab_size
+    """Reload the exported folder with transformers and compare logits on a fixed text."""
     theirs = AutoModelForCausalLM.from_pretrained(out)
-    with open_stream(recipe.data, seq_len=recipe.model.seq_len) as stream:
-        batch = next(iter(stream.validation(sequences=4, micro_batch_size=4, rank=0, world_size=1)))
-    tokens_BT = torch.from_numpy(batch.tokens_BT)
+    tokens_BT = _tokens(trained)
     positions_BT = torch.arange(tokens_BT.shape[1]).expand_as(tokens_BT)
-    ours_BTV = trained.model(tokens_BT, positions_BT, torch.zeros_like(tokens_BT))[..., :size]
+    ours_BTV = trained.model(tokens_BT, positions_BT, torch.zeros_like(tokens_BT))[..., : trained.tokenizer.vocab_size]
     difference = (ours_BTV - theirs(tokens_BT).logits).abs().max().item()
-    texts = [trained.tokenizer.decode(row) for row in tokens_BT.tolist()]
-    equal = equal_encodings(trained.tokenizer, out, texts)
-    return Check(difference, ours_BTV.abs().max().item(), equal, len(texts))
+    return Check(difference, ours_BTV.abs().max().item())
+
+
+def _tokens(trained: Trained) -> torch.Tensor:
+    """Full sequences of the hard texts' tokens, repeated as often as needed."""
+    tokenizer, length = trained.tokenizer, trained.model.config.seq_len
+    ids = [token for text in HARD_TEXTS for token in (*tokenizer.encode(text), tokenizer.end_of_document)]
+    needed = _SEQUENCES * length
+    return torch.tensor((ids * -(-needed // len(ids)))[:needed]).view(_SEQUENCES, length)

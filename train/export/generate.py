@@ -1,4 +1,4 @@
-"""Continues a prompt, one token at a time, with the whole context recomputed: for looking at a model, not for serving.
+"""Continues a prompt token by token, to look at a model. Too slow for serving: each token recomputes the whole context.
 
 Shapes: T sequence, V vocabulary.
 """
@@ -23,9 +23,9 @@ def generate(
     top_k: int = 50,
     seed: int = 1,
 ) -> Iterator[int]:
-    """New token ids, below `vocab_size`, until the end of the document or `max_tokens`. Temperature 0 is greedy.
+    """New token ids below `vocab_size`, until the end of the document or until there are `max_tokens`.
 
-    The prompt is the beginning of a document, which in training has nothing before it."""
+    The prompt is the beginning of a document, as in training. Temperature 0 always takes the most probable token."""
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     for _ in range(max_tokens):
@@ -38,9 +38,10 @@ def generate(
 
 
 def _next_logits(model: GPT, tokens: list[int]) -> Tensor:
-    context = torch.tensor([tokens[-model.config.seq_len :]])
-    positions = torch.arange(context.shape[1])[None]
-    return model(context, positions, torch.zeros_like(context))[0, -1].float()
+    """Logits_V of the token after the context, which is cut to the model's `seq_len`."""
+    context_1T = torch.tensor([tokens[-model.config.seq_len :]])
+    positions_1T = torch.arange(context_1T.shape[1])[None]
+    return model(context_1T, positions_1T, torch.zeros_like(context_1T))[0, -1].float()
 
 
 def _sample(logits_V: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:

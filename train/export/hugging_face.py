@@ -1,4 +1,4 @@
-"""A model as a Hugging Face folder: the architecture, the weights by its names, and the configs that go with them.
+"""Writes a model as a Hugging Face folder: the weights by the names of an architecture, and its configs.
 
 | ours                                         | theirs |
 | -------------------------------------------- | ------ |
@@ -6,13 +6,14 @@
 | the same with QK norm                        | Qwen3  |
 | learned positions, LayerNorm, GELU           | GPT-2  |
 
-Rows of the embedding beyond the tokenizer's size (padding) are left out, so that no id can be sampled that the
-tokenizer does not know.
+Embedding rows beyond the tokenizer's size are padding and are left out. So the exported model cannot sample an id that
+the tokenizer does not know.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,23 +30,43 @@ from transformers import (
 
 from train.errors import ConfigError
 from train.model.config import ModelConfig
+from train.model.foreign_names import GPT2, LLAMA
 
 Family = Literal["llama", "qwen3", "gpt2"]
+"""A Hugging Face architecture."""
 
 
 def write_model(
-    weights: Mapping[str, Tensor], config: ModelConfig, vocab_size: int, end_of_document: int, folder: Path
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    vocab_size: int,
+    end_of_document: int,
+    folder: Path,
+    beginning_of_document: int | None = None,
 ) -> None:
-    """`weights` by our plain names; `vocab_size` is the tokenizer's. ConfigError if no architecture fits."""
-    model = build_model(config, vocab_size, end_of_document)
-    theirs = _their_weights({name: tensor.float() for name, tensor in weights.items()}, config, vocab_size)
+    """Write weights and configs to `folder`. ConfigError if no architecture fits.
+
+    `weights` are by our plain names; `vocab_size` is the tokenizer's. A document begins after `end_of_document` if no
+    other token begins it."""
+    begin = end_of_document if beginning_of_document is None else beginning_of_document
+    model = build_model(config, vocab_size, begin, end_of_document)
+    theirs = _their_weights({name: tensor.float() for name, tensor in weights.items()}, config, vocab_size, model)
     model.load_state_dict(theirs, strict=True, assign=True)
     model.tie_weights()
     model.save_pretrained(folder)
+    _write_rope_theta_for_version_4(folder / "config.json")
+
+
+def _write_rope_theta_for_version_4(file: Path) -> None:
+    """Add `rope_theta` at the place where transformers 4 and most other readers look; version 5 has moved it."""
+    config: dict[str, Any] = json.loads(file.read_text())
+    if "rope_parameters" in config:
+        config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+        file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The architecture that computes the same function. ConfigError if there is none."""
+    """The architecture that computes the same function as the model. ConfigError if there is none."""
     style = (config.positions, config.norm, config.activation)
     if style == ("rope", "rmsnorm", "swiglu") and not config.qk_norm:
         return "llama"
@@ -56,15 +77,15 @@ def family_of(config: ModelConfig) -> Family:
     raise ConfigError(
         f"no Hugging Face architecture has positions={config.positions}, norm={config.norm}, "
         f"activation={config.activation}, qk_norm={config.qk_norm}, bias={config.bias}, n_kv_heads={config.kv_heads}; "
-        "exported are Llama, Qwen3 and GPT-2 styles (see train/export/hugging_face.py)"
+        "only models in the style of Llama, Qwen3 or GPT-2 can be exported (see train/export/hugging_face.py)"
     )
 
 
-def build_model(config: ModelConfig, vocab_size: int, end_of_document: int) -> PreTrainedModel:
-    """Their model on the meta device, for `vocab_size` tokens."""
-    ids = {"bos_token_id": end_of_document, "eos_token_id": end_of_document, "pad_token_id": None}
+def build_model(config: ModelConfig, vocab_size: int, begin: int, end: int) -> PreTrainedModel:
+    """Their model on the meta device, with `vocab_size` rows of embeddings; `begin` and `end` a document."""
+    ids = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": None}
     common = {"vocab_size": vocab_size, "tie_word_embeddings": config.tied_embeddings, **ids}
-    rope = {"rope_theta": config.rope_base, "rope_type": "default"}
+    rope = {"rope_theta": config.rope_theta, "rope_type": "default"}
     sizes = {
         "hidden_size": config.d_model,
         "intermediate_size": config.ff_width,
@@ -105,67 +126,43 @@ def _gpt2_config(config: ModelConfig, common: dict[str, object]) -> GPT2Config:
     )
 
 
-def _their_weights(weights: dict[str, Tensor], config: ModelConfig, vocab_size: int) -> dict[str, Tensor]:
+def _their_weights(
+    weights: Mapping[str, Tensor], config: ModelConfig, vocab_size: int, model: PreTrainedModel
+) -> dict[str, Tensor]:
+    """The weights of their `model`, from ours."""
     weights = dict(weights)
     weights["embed.weight"] = weights["embed.weight"][:vocab_size].contiguous()
     head = weights.pop("head.weight", None)
     weights["head.weight"] = weights["embed.weight"] if head is None else head[:vocab_size].contiguous()
     if family_of(config) == "gpt2":
-        return _gpt2_weights(weights, config)
-    return {_llama_name(name): tensor for name, tensor in weights.items()}
+        return _gpt2_weights(weights, config, model)
+    return {_their_name(name, LLAMA, "model.layers"): tensor for name, tensor in weights.items()}
 
 
-LLAMA_NAMES = {
-    "embed": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "attention.query_norm": "self_attn.q_norm",
-    "attention.key_norm": "self_attn.k_norm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
-
-
-def _llama_name(name: str) -> str:
+def _their_name(name: str, table: Mapping[str, str], blocks: str) -> str:
+    """Their name of one of our parameters, given a table of `foreign_names` and their name of the list of blocks."""
     module, _, kind = name.rpartition(".")
     if not module.startswith("layers."):
-        return f"{LLAMA_NAMES[module]}.{kind}"
+        return f"{table[module]}.{kind}"
     _, layer, inner = module.split(".", 2)
-    return f"model.layers.{layer}.{LLAMA_NAMES[inner]}.{kind}"
+    return f"{blocks}.{layer}.{table[inner]}.{kind}"
 
 
-def _gpt2_weights(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """GPT-2 has one matrix for query, key and value, stores matrices transposed, and always has biases."""
+def _gpt2_weights(weights: dict[str, Tensor], config: ModelConfig, model: PreTrainedModel) -> dict[str, Tensor]:
+    """GPT-2 has one matrix for query, key and value, stores the matrices of blocks transposed, and has all biases."""
+    theirs: dict[str, Tensor] = {}
+    for layer in range(config.n_layers):
+        for kind in ("weight", "bias"):
+            qkv = [weights.pop(f"layers.{layer}.attention.{part}.{kind}", None) for part in ("query", "key", "value")]
+            if parts := [tensor for tensor in qkv if tensor is not None]:
+                theirs[f"transformer.h.{layer}.attn.c_attn.{kind}"] = _transposed(torch.cat(parts))
+    for name, tensor in weights.items():
+        in_block = name.startswith("layers.")
+        theirs[_their_name(name, GPT2, "transformer.h")] = _transposed(tensor) if in_block else tensor
+    biases = {name: bias for name, bias in model.named_parameters() if name.endswith(".bias")}
+    return {name: torch.zeros(bias.shape) for name, bias in biases.items()} | theirs
 
-    def get(name: str, width: int) -> Tensor:
-        return weights[name] if name in weights else torch.zeros(width)
 
-    d, theirs = config.d_model, {}
-    theirs["transformer.wte.weight"] = weights["embed.weight"]
-    theirs["transformer.wpe.weight"] = weights["positions.weight"]
-    theirs["lm_head.weight"] = weights["head.weight"]
-    for kind in ("weight", "bias"):
-        theirs[f"transformer.ln_f.{kind}"] = get(f"norm.{kind}", d)
-    for i in range(config.n_layers):
-        ours, block = f"layers.{i}.", f"transformer.h.{i}."
-        qkv = [ours + "attention." + part for part in ("query", "key", "value")]
-        theirs[block + "attn.c_attn.weight"] = torch.cat([weights[f"{name}.weight"] for name in qkv]).T.contiguous()
-        theirs[block + "attn.c_attn.bias"] = torch.cat([get(f"{name}.bias", d) for name in qkv])
-        for our_name, their_name, width in (
-            ("attention.output", "attn.c_proj", d),
-            ("mlp.up", "mlp.c_fc", config.ff_width),
-            ("mlp.down", "mlp.c_proj", d),
-        ):
-            theirs[f"{block}{their_name}.weight"] = weights[f"{ours}{our_name}.weight"].T.contiguous()
-            theirs[f"{block}{their_name}.bias"] = get(f"{ours}{our_name}.bias", width)
-        for our_name, their_name in (("attention_norm", "ln_1"), ("mlp_norm", "ln_2")):
-            for kind in ("weight", "bias"):
-                theirs[f"{block}{their_name}.{kind}"] = get(f"{ours}{our_name}.{kind}", d)
-    return theirs
+def _transposed(tensor: Tensor) -> Tensor:
+    """The transpose of a matrix; a vector as it is."""
+    return tensor.T.contiguous() if tensor.dim() == 2 else tensor

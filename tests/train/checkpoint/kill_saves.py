@@ -1,10 +1,10 @@
-"""Run by test_faults.py: one saver killed (SIGKILL) before and after each of its calls to the file system.
+"""Run by test_faults.py: one saver is killed (SIGKILL) before and after each of its calls to the file system.
 
     python kill_saves.py FOLDER STEP RANKS VICTIM
 
-Forks, one for each of RANKS, save STEP (2, or 1 again) beside the complete step 1, and the one of rank VICTIM dies at
-its n-th call; then another fork looks for what loads, and saves step 3. One line of JSON for each n: what was called,
-which step loaded, whether its tensors were right, and what lay in the folder at the end.
+A complete checkpoint of step 1 exists. RANKS forks save STEP (2, or 1 again), and the one of rank VICTIM is killed at
+its n-th call. Then another fork loads the newest checkpoint and saves step 3. Prints one line of JSON for each n: the
+calls, the step that loaded, whether its tensors were right, and what was in the folder at the end.
 """
 
 import json
@@ -32,11 +32,11 @@ def state(step: int) -> dict[str, torch.Tensor]:
 
 def manager(folder: Path) -> CheckpointManager:
     config = CheckpointConfig(background=False, keep_last=1)
-    return CheckpointManager(folder, config, {}, lambda *_, **__: None, timeout_seconds=10.0)
+    return CheckpointManager(folder, config, {}, lambda *_, **__: None, timeout_seconds=60.0)
 
 
 def save(folder: Path, step: int, rank: int = 0, ranks: int = 1, before: Callable[[], None] = lambda: None) -> None:
-    """`before` is called when the rank is ready to save."""
+    """Save one step. `before` is called when the rank is ready to save."""
     if ranks > 1:
         dist.init_process_group("gloo", store=dist.FileStore(f"{folder}.store", ranks), rank=rank, world_size=ranks)
     saver = manager(folder)
@@ -45,7 +45,7 @@ def save(folder: Path, step: int, rank: int = 0, ranks: int = 1, before: Callabl
 
 
 def in_forks(*actions: Callable[[], Any]) -> list[int]:
-    """Their exit codes, negative if a signal ended one."""
+    """Run each action in a fork of its own; returns their exit codes, negative where a signal ended the fork."""
     children = []
     for action in actions:
         if not (child := os.fork()):
@@ -60,21 +60,21 @@ def in_forks(*actions: Callable[[], Any]) -> list[int]:
 
 
 def die_at(number: int, after: bool, trace: int) -> None:
-    """Count the calls; at the given one end this process at once. Each call's name goes to the pipe `trace`."""
+    """Count calls to the file system and kill this process at call `number`. The pipe `trace` gets each call's name."""
     count = 0
 
     def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
             count += 1
-            mine = count
-            if mine == number and not after:
+            this = count
+            if this == number and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
                 return call(*args, **kwargs)
             finally:
                 real_write(trace, f"{name}\n".encode())
-                if mine == number and after:
+                if this == number and after:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         return counted
@@ -84,7 +84,7 @@ def die_at(number: int, after: bool, trace: int) -> None:
         setattr(os, name, wrapped(name, getattr(os, name)))
 
 
-def look(folder: Path, report: Path) -> None:
+def load_and_save(folder: Path, report: Path) -> None:
     fresh = {name: torch.zeros_like(tensor) for name, tensor in state(0).items()}
     finder = manager(folder)
     loaded = finder.load_newest(fresh)
@@ -106,7 +106,7 @@ def trial(folder: Path, step: int, ranks: int, victim: int, number: int, after: 
     os.close(writing)
     with os.fdopen(reading) as pipe:
         calls = pipe.read().split()
-    assert in_forks(lambda: look(run, folder / "report.json")) == [0]
+    assert in_forks(lambda: load_and_save(run, folder / "report.json")) == [0]
     found = json.loads((folder / "report.json").read_text())
     shutil.rmtree(run)
     return {"number": number, "after": after, "killed": code == -signal.SIGKILL, "calls": calls} | found

@@ -1,4 +1,4 @@
-"""What goes wrong while saving and loading, and that a complete checkpoint is left whatever it is."""
+"""Whatever fails during a save or a load, a complete checkpoint is left."""
 
 import errno
 import json
@@ -9,14 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from train.checkpoint.format.verify import damage
+from train.checkpoint.format.verify import find_faults
 from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.checkpoint.stores import local as folder_module
 from train.checkpoint.stores.local import LocalFolder, LocalRoot
@@ -27,13 +27,13 @@ HERE = Path(__file__).parent
 
 
 def script(name: str, *arguments: object, inside: Sequence[str] = ()) -> list[dict]:
-    """The lines of JSON that it prints; `inside` is a command that runs it."""
+    """Run a script of this folder; returns the lines of JSON that it prints. `inside` is a command that runs it."""
     run = subprocess.run(
         [*inside, sys.executable, str(HERE / name), *map(str, arguments)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert run.returncode == 0, run.stderr[-6000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -107,7 +107,7 @@ def test_killing_rank_1_of_two_at_any_call_leaves_a_complete_checkpoint(tmp_path
 
 
 @pytest.mark.parametrize("fault", ["flip", "cut", "grown"])
-def test_any_changed_byte_of_any_file_is_found(run: Run, tmp_path: Path, fault: str) -> None:
+def test_every_changed_byte_of_every_file_is_found(run: Run, tmp_path: Path, fault: str) -> None:
     good = tmp_path / "step-00000001"
     generator = random.Random(fault)
     for trial in range(60):
@@ -123,8 +123,8 @@ def test_any_changed_byte_of_any_file_is_found(run: Run, tmp_path: Path, fault: 
         else:
             data.insert(at, generator.randrange(256))
         path.write_bytes(data)
-        assert [text for text in damage(LocalFolder(bad)) if path.name in text], (path, at)
-    assert damage(LocalFolder(good)) == []
+        assert [text for text in find_faults(LocalFolder(bad)) if path.name in text], (path, at)
+    assert find_faults(LocalFolder(good)) == []
 
 
 def test_random_damage_never_loads(run: Run, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_random_damage_never_loads(run: Run, tmp_path: Path) -> None:
 
 
 def failing(error: int, at: int) -> Callable:
-    """os.write that fails at its n-th call."""
+    """os.write, but it fails from call number `at` on."""
     write, calls = os.write, 0
 
     def fail(descriptor: int, data: bytes) -> int:
@@ -156,9 +156,9 @@ def failing(error: int, at: int) -> Callable:
     return fail
 
 
-@pytest.mark.parametrize("at", [1, 2, 4, 6])
+@pytest.mark.parametrize("at", [1, 2, 4, 5])  # the header, the first and the last tensor, the manifest
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_a_failed_write_fails_the_save_and_leaves_the_old(run: Run, monkeypatch, error: int, at: int) -> None:
+def test_a_failed_write_fails_the_save_and_keeps_the_old_checkpoint(run: Run, monkeypatch, error: int, at: int) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(folder_module.os, "write", failing(error, at))
         assert run.save(2) == "save_failed"
@@ -168,7 +168,7 @@ def test_a_failed_write_fails_the_save_and_leaves_the_old(run: Run, monkeypatch,
     assert run.save(3) == "saved"
 
 
-def test_a_file_size_limit_is_met_like_a_full_disk(run: Run) -> None:
+def test_a_file_size_limit_is_handled_like_a_full_disk(run: Run) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
@@ -193,47 +193,46 @@ def test_a_read_only_folder_fails_saves_and_still_loads(run: Run, tmp_path: Path
             patch.setattr(Path, name, read_only)
         assert run.save(3) == "save_failed"
         assert "Read-only file system" in run.events[-1][1]["error"]
-        assert run.load() == 1  # the damaged one cannot be moved, so it is passed over
+        assert run.load() == 1  # the damaged checkpoint cannot be renamed, so it is skipped
 
 
-def test_steps_go_on_while_a_slow_disk_writes_and_the_next_save_waits(run: Run, monkeypatch) -> None:
-    write = os.write
-    slow = []
+def test_steps_continue_while_a_slow_disk_writes_and_the_next_save_waits(run: Run, monkeypatch) -> None:
+    write, disk = os.write, threading.Event()
 
     def slowly(descriptor: int, data: bytes) -> int:
-        slow.append(time.monotonic())
-        time.sleep(0.1)
+        assert disk.wait(600)
         return write(descriptor, data)
 
     monkeypatch.setattr(folder_module.os, "write", slowly)
     run.manager.save(SavedProgress(2, 2), run.state(2), {})
     run.manager.poll()
     assert [kind for kind, _ in run.events] == ["saved"]  # step 2 is still being written
+    threading.Timer(0.3, disk.set).start()
     run.manager.save(SavedProgress(3, 3), run.state(3), {})
     assert [details["step"] for _, details in run.events] == [1, 2]
     run.manager.wait()
     assert run.load() == 3
-    assert run.manager.staging_bytes == 3 * 300 * 40 * 4  # one copy, used again
+    assert run.manager.staging_bytes == 3 * 300 * 40 * 4  # one copy, reused
 
 
-def test_the_leavings_of_a_dead_saver_go_and_those_of_a_live_one_stay(run: Run, tmp_path: Path) -> None:
+def test_partial_folders_of_dead_savers_are_removed_and_those_of_live_ones_stay(run: Run, tmp_path: Path) -> None:
     (tmp_path / ".step-00000009.partial-dead").mkdir()
     living = LocalRoot(tmp_path)
-    held = living.begin(9)
+    attempt = living.begin(9)
     assert run.save(2) == "saved"
-    assert run.names() == [held, "step-00000001", "step-00000002"]
-    living.abandon(held)
+    assert run.names() == [attempt, "step-00000001", "step-00000002"]
+    living.abandon(attempt)
     assert run.names() == ["step-00000001", "step-00000002"]
 
 
-def test_retention_bears_with_folders_that_are_gone(run: Run, tmp_path: Path, monkeypatch) -> None:
+def test_retention_ignores_folders_that_someone_else_has_removed(run: Run, tmp_path: Path, monkeypatch) -> None:
     remove = LocalRoot.remove
 
-    def gone_first(self: LocalRoot, step: int) -> None:
+    def removed_before(self: LocalRoot, step: int) -> None:
         shutil.rmtree(tmp_path / f"step-{step:08d}")
         remove(self, step)
 
-    monkeypatch.setattr(LocalRoot, "remove", gone_first)
+    monkeypatch.setattr(LocalRoot, "remove", removed_before)
     assert [run.save(step) for step in range(2, 6)] == ["saved"] * 4
     assert run.names() == ["step-00000003", "step-00000004", "step-00000005"]
 
@@ -252,7 +251,13 @@ def test_a_full_disk_of_one_rank_fails_the_save_on_all(tmp_path: Path) -> None:
         assert line["loaded"] == {"step": 3, "right": True, "rank_states": [{"rank": 0}, {"rank": 1}]}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+def may_mount() -> bool:
+    """Whether this process may mount a file system in a namespace of its own; root in a container often may not."""
+    probe = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/tmp"]
+    return shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="a file system cannot be mounted here; that needs root and the right to")
 def test_a_file_system_without_a_free_block_fails_the_save_on_all_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -268,23 +273,23 @@ def test_a_file_system_without_a_free_block_fails_the_save_on_all_ranks(tmp_path
 
 
 @pytest.mark.parametrize("scenario", ["killed", "frozen"])
-def test_a_rank_lost_in_a_save_fails_it_at_once_or_by_the_timeout(tmp_path: Path, scenario: str) -> None:
+def test_a_rank_lost_in_a_save_fails_it_immediately_or_after_the_timeout(tmp_path: Path, scenario: str) -> None:
     (line,) = script("fault_ranks.py", tmp_path / "run", scenario)
     assert [event["kind"] for event in line["events"]] == ["saved", "save_failed"]
     assert line["left"] == ["step-00000001"]
 
 
-def test_a_missing_shard_makes_all_ranks_take_the_one_before(tmp_path: Path) -> None:
+def test_after_a_missing_shard_all_ranks_load_the_checkpoint_before(tmp_path: Path) -> None:
     for line in script("fault_ranks.py", tmp_path / "run", "missing_shard"):
         assert line["loaded"] == {"step": 1, "right": True, "rank_states": [{"rank": 0}, {"rank": 1}]}
         assert line["left"] == ["damaged-step", "step"]
 
 
-def test_a_misfit_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_one_rank_is_refused_by_all(tmp_path: Path) -> None:
     lines = script("fault_ranks.py", tmp_path / "run", "another_run")
     assert len(lines) == 2
     for line in lines:
-        assert line["error"].startswith("rank 1: 1 tensors of another shape or type (model.3: F32 (64, 4) saved")
+        assert line["error"].startswith("rank 1: 1 tensors have another shape or type (model.3: F32 (64, 4) saved")
 
 
 def test_two_savers_in_one_folder_leave_only_complete_checkpoints(tmp_path: Path) -> None:
@@ -295,4 +300,4 @@ def test_two_savers_in_one_folder_leave_only_complete_checkpoints(tmp_path: Path
         assert line["loaded"]["step"] == 8
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == ["step-00000006", "step-00000007", "step-00000008"]
-    assert all(damage(LocalFolder(tmp_path / "run" / name)) == [] for name in names)
+    assert all(find_faults(LocalFolder(tmp_path / "run" / name)) == [] for name in names)

@@ -1,5 +1,6 @@
-"""The fast tier over three nodes of one rank each: what survives the loss of nodes and of shards."""
+"""The fast tier over three nodes of one rank each survives the loss of nodes and shards."""
 
+import errno
 import json
 import os
 import subprocess
@@ -18,13 +19,13 @@ SCENARIOS = ["nothing", "lose_one", "lose_two", "damage", "lose_a_shard"]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """What the ranks of each scenario found, rank 0 first."""
+    """What the ranks found after each scenario, in rank order."""
     run = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("tier")), *SCENARIOS],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[3])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr[-6000:]
     lines: dict[str, list[dict]] = {name: [] for name in SCENARIOS}
@@ -43,21 +44,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
         ("lose_a_shard", 2, True),
     ],
 )
-def test_the_newest_step_that_the_survivors_hold_is_used(found, scenario: str, step: int, local: bool) -> None:
+def test_the_newest_step_that_the_survivors_have_is_loaded(found, scenario: str, step: int, local: bool) -> None:
     assert len(found[scenario]) == 3
     for line in found[scenario]:
-        assert (line["step"], line["local"], line["right"], line["rng"]) == (step, local, True, True)
+        assert (line["step"], line["local"], line["right"]) == (step, local, True)
         assert line["rank_states"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
 
 
-def test_a_damaged_copy_is_named_and_the_peers_is_used(found) -> None:
+def test_a_damaged_copy_is_named_and_the_copy_on_the_peer_is_used(found) -> None:
     ((kind, details), saved) = found["damage"][0]["events"]
     assert kind == "quarantined"
     assert "shard-00000.safetensors: model.w" in details["error"]
     assert saved[0] == "saved"
 
 
-def test_the_newer_of_the_two_tiers_is_used(tmp_path: Path) -> None:
+def test_the_newer_checkpoint_of_the_two_tiers_is_loaded(tmp_path: Path) -> None:
     config = CheckpointConfig(local_dir=str(tmp_path / "node"))
     manager = CheckpointManager(tmp_path / "shared", config, {}, lambda *_, **__: None)
     for step, local in ((1, True), (2, False), (3, True), (4, False)):
@@ -79,3 +80,23 @@ def test_a_node_keeps_two_checkpoints_of_this_tier(tmp_path: Path) -> None:
         manager.save(SavedProgress(step, step), {"model.w": torch.ones(3)}, {}, local=True)
     manager.close()
     assert sorted(path.name for path in tmp_path.glob("node/*/*")) == ["step-00000004", "step-00000005"]
+
+
+def test_a_full_fast_tier_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, dict]] = []
+    config = CheckpointConfig(local_dir=str(tmp_path / "node"), max_failures=2)
+    manager = CheckpointManager(tmp_path / "shared", config, {}, lambda kind, **d: events.append((kind, d)))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert manager._tier is not None  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(manager._tier, "save", full)  # pyright: ignore[reportPrivateUsage]
+    for step in range(1, 6):
+        manager.save(SavedProgress(step, step), {"model.w": torch.ones(3)}, {}, local=step < 5)
+        manager.wait()
+    manager.close()
+    assert [(kind, details["tier"]) for kind, details in events] == [("save_failed", "local")] * 4 + [
+        ("saved", "shared")
+    ]
+    assert manager.saved_step == 5

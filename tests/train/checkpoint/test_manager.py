@@ -1,9 +1,7 @@
-"""The manager in one process: what is saved comes back, and what is damaged does not."""
+"""The manager in one process: saved states load bit for bit, and damaged ones never load."""
 
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -69,7 +67,7 @@ def save(manager: CheckpointManager, step: int, loss: float | None = None) -> di
     return state
 
 
-def test_what_is_saved_comes_back_bit_for_bit(manager: CheckpointManager) -> None:
+def test_a_saved_state_loads_bit_for_bit(manager: CheckpointManager) -> None:
     saved = save(manager, 7)
     state = make_state(0)
     loaded = manager.load_newest(state)
@@ -79,33 +77,21 @@ def test_what_is_saved_comes_back_bit_for_bit(manager: CheckpointManager) -> Non
     assert_same(state, saved)
 
 
-def test_it_tells_with_every_block_that_it_gets_on(tmp_path: Path) -> None:
-    told: list[None] = []
-    manager = CheckpointManager(tmp_path, CheckpointConfig(), IDENTITY, Events(), alive=lambda: told.append(None))
+def test_each_block_reports_progress(tmp_path: Path) -> None:
+    calls: list[None] = []
+    manager = CheckpointManager(tmp_path, CheckpointConfig(), IDENTITY, Events(), alive=lambda: calls.append(None))
     state: dict[str, CheckpointTensor] = {"model.weight": torch.ones(3 * BLOCK_BYTES // 4)}
     manager.save(SavedProgress(1, 1), state, {})
     manager.wait()
-    written = len(told)
+    written = len(calls)
     assert written >= 3
     assert manager.load_newest(state) is not None
-    assert len(told) > written
+    assert len(calls) > written
     manager.close()
 
 
 def test_without_any_checkpoint_nothing_is_loaded(manager: CheckpointManager) -> None:
     assert manager.load_newest(make_state(0)) is None
-
-
-def test_random_states_go_on_where_they_were(manager: CheckpointManager) -> None:
-    def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-    save(manager, 1)
-    expected = draw()
-    loaded = manager.load_newest(make_state(0))
-    assert loaded is not None
-    assert loaded.restore_rng()
-    assert draw() == expected
 
 
 def test_a_changed_state_does_not_reach_a_save_in_the_background(tmp_path: Path) -> None:
@@ -122,7 +108,7 @@ def test_a_changed_state_does_not_reach_a_save_in_the_background(tmp_path: Path)
     manager.close()
 
 
-def test_wrappers_leave_no_trace_in_the_names(tmp_path: Path) -> None:
+def test_names_do_not_contain_wrappers(tmp_path: Path) -> None:
     manager = open_manager(tmp_path)
     weight = torch.randn(4)
     manager.save(
@@ -135,7 +121,7 @@ def test_wrappers_leave_no_trace_in_the_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "manifest"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_quarantined_and_the_one_before_is_loaded(tmp_path: Path, damage: str) -> None:
     events = Events()
     manager = open_manager(tmp_path, events)
     old = save(manager, 1)
@@ -168,7 +154,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
     manager.close()
 
 
-def test_all_damaged_is_an_error_even_at_the_second_try(tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_are_an_error_even_at_the_second_try(tmp_path: Path) -> None:
     manager = open_manager(tmp_path)
     save(manager, 1)
     (tmp_path / "step-00000001" / "shard-00000.safetensors").unlink()
@@ -178,7 +164,7 @@ def test_all_damaged_is_an_error_even_at_the_second_try(tmp_path: Path) -> None:
     manager.close()
 
 
-def test_another_run_is_an_error_that_lists_what_differs(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused_with_the_differences(tmp_path: Path) -> None:
     manager = open_manager(tmp_path)
     save(manager, 1)
     manager.close()
@@ -203,7 +189,7 @@ def test_another_run_is_an_error_that_lists_what_differs(tmp_path: Path) -> None
     lenient.close()
 
 
-def test_other_tensors_are_an_error_that_names_the_first(tmp_path: Path) -> None:
+def test_other_tensors_are_refused_by_name(tmp_path: Path) -> None:
     manager = open_manager(tmp_path)
     save(manager, 1)
     state = make_state(0)
@@ -219,7 +205,7 @@ def test_other_tensors_are_an_error_that_names_the_first(tmp_path: Path) -> None
     manager.close()
 
 
-def test_weights_that_are_not_finite_are_never_committed(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     events = Events()
     manager = open_manager(tmp_path, events, max_failures=2)
     save(manager, 1)
@@ -228,7 +214,7 @@ def test_weights_that_are_not_finite_are_never_committed(tmp_path: Path) -> None
     manager.save(SavedProgress(2, 2), bad, {})
     manager.wait()
     assert events.kinds() == ["saved", "save_failed"]
-    assert "model.norm.weight holds values that are not finite" in events.list[-1][1]["error"]
+    assert "model.norm.weight has values that are not finite" in events.list[-1][1]["error"]
     manager.save(SavedProgress(3, 3), bad, {})
     with pytest.raises(
         SavingFailedError, match=r"checkpoint.max_failures \(2\) saves in a row failed, the last at step 3"
@@ -238,7 +224,7 @@ def test_weights_that_are_not_finite_are_never_committed(tmp_path: Path) -> None
     manager.close()
 
 
-def test_retention_keeps_the_last_the_nth_and_the_best(tmp_path: Path) -> None:
+def test_a_run_keeps_the_last_the_nth_and_the_best(tmp_path: Path) -> None:
     manager = open_manager(tmp_path, keep_last=2, keep_every=4, keep_best=1)
     for step, loss in enumerate([5.0, 1.0, 3.0, None, 4.0, 2.0, 6.0], start=1):
         save(manager, step, loss)

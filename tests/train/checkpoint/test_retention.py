@@ -1,4 +1,4 @@
-"""What retention keeps, for any history of checkpoints."""
+"""Retention keeps the right checkpoints, for any history."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ HISTORIES = st.dictionaries(st.integers(1, 60), st.none() | st.floats(0, 10), ma
 
 
 @given(HISTORIES, st.integers(1, 4), st.integers(0, 7), st.integers(0, 3))
-def test_the_last_the_nth_and_the_best_stay_and_nothing_else(history, last: int, every: int, best: int) -> None:
+def test_the_last_the_nth_and_the_best_are_kept_and_no_others(history, last: int, every: int, best: int) -> None:
     config = CheckpointConfig(keep_last=last, keep_every=every, keep_best=best)
     removed = steps_to_delete(history, config)
     kept = set(history) - set(removed)

@@ -1,4 +1,4 @@
-"""DCP's own planners and functions over the safetensors shards, and the laws of cutting and reading."""
+"""DCP's own functions write and read the safetensors shards, and any cut of a tensor can be read by any other."""
 
 import math
 from itertools import pairwise
@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from parallel.fragments import FlatFragment
-from train.checkpoint import shards as storage
+from train.checkpoint import shard_reader, shard_writer
 from train.checkpoint.format import manifest as checkpoint_format
 from train.checkpoint.format import verify
 from train.checkpoint.format.manifest import Manifest, Piece, ShardFile, by_tensor, decode, encode
 from train.checkpoint.format.reader import Reader
-from train.checkpoint.shards import ShardReader, ShardWriter, write_shard
+from train.checkpoint.shard_reader import ShardReader
+from train.checkpoint.shard_writer import ShardWriter, piece_of, write_shard
 from train.checkpoint.stores.local import LocalFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -29,7 +30,7 @@ def manifest_of(files: list[ShardFile], pieces: list[Piece]) -> Manifest:
 
 
 def write(folder: Path, state: dict[str, torch.Tensor]) -> Manifest:
-    """One shard, through dcp.save."""
+    """Write a checkpoint of one shard with dcp.save."""
     written: list[Manifest] = []
     writer = ShardWriter(LocalFolder(folder), lambda files, pieces: written.append(manifest_of(files, pieces)))
     dcp.save(state, storage_writer=writer, no_dist=True)
@@ -62,7 +63,7 @@ def test_shards_are_plain_safetensors(tmp_path: Path) -> None:
     assert np.array_equal(loaded["b"], state["b"].numpy())
 
 
-def test_the_numpy_reader_gives_whole_tensors_and_checks_them(tmp_path: Path) -> None:
+def test_the_numpy_reader_returns_whole_tensors_and_verifies_them(tmp_path: Path) -> None:
     weight, half = torch.randn(5, 3), torch.randn(7).bfloat16()
     manifest = write(tmp_path, {"model.w": weight, "model.h": half, "rng.00000": torch.arange(9, dtype=torch.uint8)})
     reader = Reader(tmp_path)
@@ -74,12 +75,21 @@ def test_the_numpy_reader_gives_whole_tensors_and_checks_them(tmp_path: Path) ->
     data = bytearray(shard.read_bytes())
     data[piece.start + 1] ^= 4
     shard.write_bytes(data)
-    with pytest.raises(ValueError, match=r"shard-00000.safetensors: model.w: does not fit its checksum"):
+    with pytest.raises(ValueError, match=r"shard-00000.safetensors: model.w: does not match its checksum"):
         reader["model.w"]
     assert Reader(tmp_path, verify=False)["model.w"].shape == (5, 3)
 
 
-def test_the_manifest_is_small_beside_the_tensors(tmp_path: Path) -> None:
+def test_a_rank_without_pieces_writes_a_shard_that_has_only_a_header(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    file, pieces = write_shard(folder, "shard-00000.safetensors", [])
+    folder.write("manifest.json", [encode(manifest_of([file], pieces))])
+    assert (file.bytes, pieces) == (file.header_bytes, [])
+    assert verify.find_faults(folder) == []
+    assert load_file(tmp_path / "shard-00000.safetensors") == {}
+
+
+def test_the_manifest_is_small_compared_with_the_tensors(tmp_path: Path) -> None:
     state = {f"model.layers.{i}.w": torch.zeros(512, 512) for i in range(8)}
     write(tmp_path, state)
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
@@ -88,7 +98,7 @@ def test_the_manifest_is_small_beside_the_tensors(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_any_partition_of_any_shape_into_any_fragments_round_trips(data: st.DataObject, tmp_path_factory) -> None:
+def test_any_partition_into_fragments_is_read_by_any_other(data: st.DataObject, tmp_path_factory) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
     numel = math.prod(shape)
     whole = torch.arange(1, numel + 1, dtype=torch.float32)
@@ -103,7 +113,7 @@ def test_any_partition_of_any_shape_into_any_fragments_round_trips(data: st.Data
     for number, (start, stop) in enumerate(cuts()):
         fragment = FlatFragment(whole[start:stop], shape, start)
         items = fragment.__create_write_items__("x", fragment)
-        parts = [(storage.piece_of(item), fragment.__get_tensor_shard__(item.index)) for item in items]
+        parts = [(piece_of(item), fragment.__get_tensor_shard__(item.index)) for item in items]
         file, placed = write_shard(folder, f"shard-{number}", parts)
         files.append(file)
         pieces += placed
@@ -123,9 +133,9 @@ def test_any_partition_of_any_shape_into_any_fragments_round_trips(data: st.Data
     box=st.tuples(*[st.integers(0, 100)] * 4),
     block=st.integers(1, 9),
 )
-def test_any_box_of_a_piece_is_read_and_checked_in_blocks(rows, columns, box, block, tmp_path_factory) -> None:
+def test_any_box_of_a_piece_is_read_and_verified_in_blocks(rows, columns, box, block, tmp_path_factory) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checkpoint_format, storage, verify):
+        for module in (checkpoint_format, shard_writer, shard_reader, verify):
             patch.setattr(module, "BLOCK_BYTES", 4 * block)
         whole = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
         folder = LocalFolder(tmp_path_factory.mktemp("boxes"))
@@ -136,14 +146,14 @@ def test_any_box_of_a_piece_is_read_and_checked_in_blocks(rows, columns, box, bl
         row, column = box[0] % rows, box[1] % columns
         height, width = 1 + box[2] % (rows - row), 1 + box[3] % (columns - column)
         target = torch.zeros(height, width)
-        storage._PieceReader(reader, piece).read_box((row, column), (height, width), target)
+        shard_reader._PieceReader(reader, piece).read_box((row, column), (height, width), target)
         assert torch.equal(target, whole[row : row + height, column : column + width])
         span = ((height - 1) * columns + width) * 4
         assert reader.bytes_read <= span + 2 * 4 * block
 
 
-def test_a_rank_reads_only_its_part_and_the_edges_of_its_blocks(tmp_path: Path, monkeypatch) -> None:
-    for module in (checkpoint_format, storage, verify):
+def test_a_rank_reads_only_its_part_rounded_to_blocks(tmp_path: Path, monkeypatch) -> None:
+    for module in (checkpoint_format, shard_writer, shard_reader, verify):
         monkeypatch.setattr(module, "BLOCK_BYTES", 4096)
     state = {"x": torch.randn(1024, 64)}
     manifest = write(tmp_path, state)

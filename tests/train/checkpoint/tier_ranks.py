@@ -1,9 +1,9 @@
-"""Run by test_tier.py: three ranks, each a node of its own, with a fast tier in a folder of each.
+"""Run by test_local_tier.py: three ranks, each on a node of its own with its own folder for the fast tier.
 
-    python tier_ranks.py FOLDER SCENARIO
+    python tier_ranks.py FOLDER SCENARIO...
 
-Each rank holds a third of one tensor as a flat fragment. The first life saves step 1 to the shared folder and steps 2
-and 3 to the fast tier; then SCENARIO damages something; the second life tells what loads.
+Each rank has a third of one tensor as a flat fragment. The first attempt saves step 1 to the shared folder and steps 2
+and 3 to the fast tier. Then SCENARIO damages something, and the second attempt reports what loads.
 """
 
 import json
@@ -41,7 +41,7 @@ def manager(folder: Path, rank: int, events: list) -> CheckpointManager:
     )
 
 
-def first_life(folder: Path, rank: int) -> None:
+def first_attempt(folder: Path, rank: int) -> None:
     events: list = []
     saver = manager(folder, rank, events)
     for step in (1, 2, 3):
@@ -51,7 +51,7 @@ def first_life(folder: Path, rank: int) -> None:
     assert [kind for kind, _ in events] == (["saved"] * 3 if rank == 0 else []), events
 
 
-def second_life(folder: Path, rank: int) -> None:
+def second_attempt(folder: Path, rank: int) -> None:
     events: list = []
     finder = manager(folder, rank, events)
     fresh = state(0, rank)
@@ -67,7 +67,6 @@ def second_life(folder: Path, rank: int) -> None:
         "step": step,
         "right": bool(right),
         "local": "node-" in loaded.path,
-        "rng": loaded.restore_rng(),
         "rank_states": loaded.rank_states,
         "events": events,
         "bytes_read": loaded.bytes_read,
@@ -80,7 +79,7 @@ def shards(folder: Path, rank: int, step: int = 3) -> list[Path]:
 
 
 def nothing(folder: Path) -> None:
-    assert [path.name[6:11] for path in shards(folder, 1)] == ["00000", "00001"]  # its own and the one before
+    assert [path.name[6:11] for path in shards(folder, 1)] == ["00000", "00001"]  # its own and that of the node before
 
 
 def lose_one(folder: Path) -> None:
@@ -100,7 +99,7 @@ def damage(folder: Path) -> None:
 
 
 def lose_a_shard(folder: Path) -> None:
-    """Both copies of one shard of step 3: step 2 is complete."""
+    """Both copies of one shard of step 3 are lost, so step 2 is the newest complete one."""
     for rank in range(RANKS):
         for path in shards(folder, rank):
             if path.name == "shard-00001.safetensors":
@@ -110,14 +109,14 @@ def lose_a_shard(folder: Path) -> None:
 SCENARIOS = {f.__name__: f for f in (nothing, lose_one, lose_two, damage, lose_a_shard)}
 
 
-def fork_ranks(folder: Path, life: Callable[[Path, int], None]) -> None:
+def fork_ranks(folder: Path, attempt: Callable[[Path, int], None]) -> None:
     children = []
     for rank in range(RANKS):
         if not (child := os.fork()):
             try:
-                store = dist.FileStore(str(folder / f"{life.__name__}.store"), RANKS)
+                store = dist.FileStore(str(folder / f"{attempt.__name__}.store"), RANKS)
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-                life(folder, rank)
+                attempt(folder, rank)
             except BaseException:
                 print(f"rank {rank}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
                 os._exit(1)
@@ -131,12 +130,12 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     first = Path(sys.argv[1]) / "first"
     first.mkdir()
-    fork_ranks(first, first_life)
+    fork_ranks(first, first_attempt)
     for name in sys.argv[2:]:
         folder = Path(sys.argv[1]) / name
         shutil.copytree(first, folder)
-        # The fast tier tells runs apart by the shared folder's name, which the copy has changed.
+        # The fast tier distinguishes runs by the shared folder's path, which the copy has changed.
         for old in folder.glob("node-*/*"):
             old.rename(old.with_name(run_name(str(folder / "shared"))))
         SCENARIOS[name](folder)
-        fork_ranks(folder, second_life)
+        fork_ranks(folder, second_attempt)

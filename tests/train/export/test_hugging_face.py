@@ -1,4 +1,4 @@
-"""An exported folder computes the same function as our model."""
+"""An exported folder computes the same function as the trained model."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ GPT2_WITHOUT_BIASES = GPT2.model_copy(update={"bias": False, "tied_embeddings": 
 
 
 def random_model(config: ModelConfig) -> GPT:
-    """Initial weights made larger, and biases and gains off their initial values, so that a swapped one shows."""
+    """A model with larger initial weights and changed biases and gains, so that a swapped tensor changes the logits."""
     model = GPT(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def test_the_exported_model_gives_the_same_logits_without_the_padded_rows(config
     assert theirs.config.eos_token_id == theirs.generation_config.eos_token_id == 2
 
 
-def test_a_style_that_no_architecture_has_is_refused() -> None:
+def test_a_model_that_no_architecture_fits_is_refused() -> None:
     config = ModelConfig(**SIZES, norm="layernorm")
     with pytest.raises(ConfigError, match="no Hugging Face architecture has positions=rope, norm=layernorm"):
         write_model({}, config, vocab_size=100, end_of_document=2, folder=Path("unused"))

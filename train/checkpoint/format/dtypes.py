@@ -1,6 +1,7 @@
-"""The names of element types in safetensors files."""
+"""Tensors as safetensors files have them: the names of element types, and a tensor's bytes."""
 
 import torch
+from torch import Tensor
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -9,3 +10,9 @@ DTYPES = {
 }  # fmt: skip
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""safetensors' name of each torch type."""
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous host tensor, without a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

@@ -1,11 +1,11 @@
-"""Reads any tensor of a checkpoint whole, with NumPy alone: for notebooks, other tools, and years later.
+"""Reads any whole tensor of a checkpoint with NumPy alone, for notebooks and other tools.
 
     checkpoint = Reader("runs/laptop/checkpoints/step-00001000")
     checkpoint.names()                       # 'model.embed.weight', 'optim.embed.weight.exp_avg', ...
     checkpoint["model.embed.weight"]         # a NumPy array
 
-This file needs nothing else of Keepstep: copy it. Checksums are verified with the package xxhash; without it, ask for
-`verify=False`. The format is described in docs/checkpoint-format.md.
+This file needs nothing else of Keepstep, so you can copy it. The package xxhash verifies the checksums; without it,
+pass `verify=False`. docs/checkpoint-format.md describes the format.
 """
 
 import json
@@ -24,27 +24,28 @@ _TRAILER_BYTES = len(',\n"xxh3":"0123456789abcdef"}\n')
 
 
 class Reader:
-    """One checkpoint folder. ValueError names what does not fit its checksum."""
+    """One checkpoint folder. ValueError if bytes do not match their checksum; the message names the file."""
 
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
         self.folder = Path(folder)
         self.verify = verify
         data = (self.folder / "manifest.json").read_bytes()
         self.manifest: dict[str, Any] = json.loads(data)
-        """Step, tokens, identity, ... as the manifest has them."""
+        """The manifest as JSON: step, tokens, identity, ..."""
         if self.manifest["format"] != "keepstep-checkpoint" or self.manifest["version"] != 1:
             raise ValueError(f"{folder}: not a Keepstep checkpoint of version 1")
         self._check(data[:-_TRAILER_BYTES], self.manifest["xxh3"], "manifest.json")
 
     def names(self) -> list[str]:
-        """Of the tensors of the training state."""
+        """Names of the tensors of the training state. Random states of earlier versions (`rng.*`) are left out."""
         return [name for name in self.manifest["tensors"] if not name.startswith("rng.")]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a whole tensor."""
         return tuple(self.manifest["tensors"][name]["shape"])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The whole tensor; bfloat16 comes as float32, which holds it exactly."""
+        """The whole tensor. bfloat16 is returned as float32, which represents it exactly."""
         tensor = self.manifest["tensors"][name]
         whole = np.empty(tensor["shape"], dtype=_TYPES[tensor["dtype"]])
         for piece in tensor["pieces"]:
@@ -61,7 +62,7 @@ class Reader:
             file.seek(piece["start"])
             data = file.read(size)
         if len(data) != size:
-            raise ValueError(f"{path}: {name}: the file ends too early")
+            raise ValueError(f"{path}: {name}: the file is too short")
         block = self.manifest["block_bytes"]
         for number, expected in enumerate(piece["xxh3"]):
             self._check(data[number * block : (number + 1) * block], expected, f"{path}: {name}")
@@ -72,4 +73,4 @@ class Reader:
             import xxhash
 
             if xxhash.xxh3_64_hexdigest(data) != expected:
-                raise ValueError(f"{what}: does not fit its checksum")
+                raise ValueError(f"{what}: does not match its checksum")

@@ -1,7 +1,8 @@
-"""Checks every byte of a checkpoint against its checksums. No torch."""
+"""Verifies every byte of a checkpoint against its checksums. No torch."""
 
 from collections.abc import Iterator
 
+from train.checkpoint.format.attachments import Attachment
 from train.checkpoint.format.manifest import (
     BLOCK_BYTES,
     MANIFEST,
@@ -16,7 +17,7 @@ from train.checkpoint.stores.protocol import Folder, read_all
 
 
 def read_manifest(folder: Folder) -> tuple[Manifest, bytes]:
-    """The manifest and its bytes. DamagedError if they are not what was written."""
+    """The manifest and its bytes. DamagedError if it cannot be read or fails its checksum."""
     try:
         data = read_all(folder, MANIFEST)
     except OSError as error:
@@ -25,7 +26,7 @@ def read_manifest(folder: Folder) -> tuple[Manifest, bytes]:
 
 
 def check_file(folder: Folder, file: ShardFile) -> bytes:
-    """The header. DamagedError unless the file has its size and the header is intact."""
+    """The header of a shard. DamagedError if the file has the wrong size or the header fails its checksum."""
     header = bytearray(file.header_bytes)
     try:
         size = folder.size(file.name)
@@ -35,12 +36,12 @@ def check_file(folder: Folder, file: ShardFile) -> bytes:
     except OSError as error:
         raise DamagedError(f"{file.name}: cannot be read ({error})") from error
     if checksum(header) != file.header_checksum:
-        raise DamagedError(f"{file.name}: the header does not fit its checksum")
+        raise DamagedError(f"{file.name}: the header does not match its checksum")
     return bytes(header)
 
 
 def read_blocks(folder: Folder, piece: Piece, number: int, out: memoryview) -> None:
-    """Fill `out` with whole blocks of a piece from the given one on. DamagedError if they are not what was written."""
+    """Fill `out` with whole blocks of a piece, from block `number` on. DamagedError if one fails its checksum."""
     at = piece.start + number * BLOCK_BYTES
     try:
         folder.read_into(piece.file, at, out)
@@ -50,11 +51,11 @@ def read_blocks(folder: Folder, piece: Piece, number: int, out: memoryview) -> N
         block = out[low : low + BLOCK_BYTES]
         if checksum(block) != piece.checksums[number + low // BLOCK_BYTES]:
             where = f"bytes {at + low} to {at + low + len(block)}"
-            raise DamagedError(f"{piece.file}: {piece.tensor}: {where} do not fit their checksum")
+            raise DamagedError(f"{piece.file}: {piece.tensor}: {where} do not match their checksum")
 
 
 def read_file(folder: Folder, manifest: Manifest, file: ShardFile) -> Iterator[bytes | memoryview]:
-    """All of a shard, block by block, each checked."""
+    """All bytes of a shard, block by block. DamagedError at the first block that fails its checksum."""
     yield check_file(folder, file)
     for piece in manifest.pieces_by_file[file.name]:
         for number in range(len(piece.checksums)):
@@ -63,17 +64,41 @@ def read_file(folder: Folder, manifest: Manifest, file: ShardFile) -> Iterator[b
             yield block
 
 
-def damage(folder: Folder) -> list[str]:
-    """What is wrong with a checkpoint, file by file; the first fault of each. Empty if every byte is as written."""
+def read_attachment(folder: Folder, attachment: Attachment) -> bytes:
+    """The content of an attachment. DamagedError if it cannot be read or fails its checksum."""
+    content = bytearray(attachment.bytes)
+    try:
+        size = folder.size(attachment.name)
+        if size != attachment.bytes:
+            raise DamagedError(f"{attachment.name}: has {size} bytes, not {attachment.bytes}")
+        folder.read_into(attachment.name, 0, memoryview(content))
+    except OSError as error:
+        raise DamagedError(f"{attachment.name}: cannot be read ({error})") from error
+    if checksum(content) != attachment.checksum:
+        raise DamagedError(f"{attachment.name}: the content does not match its checksum")
+    return bytes(content)
+
+
+def find_faults(folder: Folder) -> list[str]:
+    """The first fault of each damaged file of a checkpoint. Empty if every byte matches its checksum."""
     try:
         manifest, _ = read_manifest(folder)
     except DamagedError as error:
         return [str(error)]
-    faults = []
-    for file in manifest.files:
+    faults = [find_fault(folder, manifest, file) for file in manifest.files]
+    for attachment in manifest.attachments:
         try:
-            for _ in read_file(folder, manifest, file):
-                pass
+            read_attachment(folder, attachment)
         except DamagedError as error:
             faults.append(str(error))
-    return faults
+    return [fault for fault in faults if fault]
+
+
+def find_fault(folder: Folder, manifest: Manifest, file: ShardFile) -> str:
+    """The first fault of a shard; empty if every byte matches its checksum."""
+    try:
+        for _ in read_file(folder, manifest, file):
+            pass
+    except DamagedError as error:
+        return str(error)
+    return ""

@@ -1,175 +1,223 @@
-"""`keepstep checkpoint import`: makes step 0 of a run, or the step it was at, of another system's checkpoint.
+"""`keepstep checkpoint import`: converts a checkpoint of another system to one from which a run starts.
 
-| kind        | what is read                                                    | unpickles                        |
-| ----------- | --------------------------------------------------------------- | -------------------------------- |
-| huggingface | `*.safetensors` of a Llama, Qwen3 or GPT-2 folder: weights      | nothing                          |
-| dcp         | a torch DCP folder, such as torchtitan's: weights and moments   | its `.metadata`                  |
-| universal   | DeepSpeed's universal folder: weights and moments               | tensors alone (`weights_only`)   |
-| deepspeed   | DeepSpeed's ZeRO folder: fp32 weights, through DeepSpeed itself | everything                       |
-
-Whoever wrote a pickle can run code where it is unpickled, so all but the first need `--trust`. One process holds the
-whole model: weights and both moments, 12 bytes per parameter. What the source lacks of the optimizer begins at zero.
+`kinds.py` lists what can be read. The new checkpoint has the source's step, or step 0. Its tokens, and with them the
+position in the data, are those of the recipe's batches up to this step. One process holds the whole model: weights and
+optimizer state, 12 bytes per parameter under AdamW.
 """
 
-from collections.abc import Callable, Mapping
+import pickle
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from train.checkpoint.importing.names import translate
+from train.checkpoint.importing.config_json import CONFIG, check_stated, read_stated
+from train.checkpoint.importing.convert import Converted, convert
+from train.checkpoint.importing.kinds import KINDS
+from train.checkpoint.importing.names import Layout, Rope, layout_of
+from train.checkpoint.importing.new_recipe import recipe_for, write_recipe
+from train.checkpoint.importing.source import Source
 from train.checkpoint.manager import CheckpointManager, SavedProgress
-from train.checkpoint.saved_state import plain_names
-from train.config import CheckpointConfig
+from train.checkpoint.stores.open import open_root
+from train.checkpoint.stores.steps import step_name
+from train.config import CheckpointConfig, GuardConfig, Recipe
 from train.config_file import load_recipe
 from train.errors import CheckpointError
-from train.model.config import ModelConfig
-from train.model.gpt import GPT
+from train.health.guard import Guard
+from train.run_folder import RunFolder
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-Source = dict[str, dict[str, Tensor]]
-"""By kind: `weight`, `exp_avg`, `exp_avg_sq`, `step`; each by the source's parameter names."""
+RECIPE = "recipe.yaml"
+_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError)
+"""What libraries raise for files that are damaged or of another kind."""
 
 
-def import_checkpoint(kind: str, source: Path, recipe: str, target: str, trust: bool) -> str:
-    """The path of the new checkpoint. CheckpointError if the source does not fit the recipe's model."""
-    if not source.is_dir():
-        raise CheckpointError(f"{source} is no folder")
-    if kind != "huggingface" and not trust:
+@dataclass(frozen=True)
+class Request:
+    """What the command asks for."""
+
+    kind: str
+    """A key of KINDS."""
+    source: Path
+    """Folder of the other system's checkpoint."""
+    recipe: str | None
+    """Path of the recipe with the same model; None writes one from the source's config.json."""
+    target: str
+    """Run folder or its folder of checkpoints, as a path or URL."""
+    trust: bool = False
+    """Whether files may be unpickled."""
+    rope: Rope = "auto"
+    check: bool = False
+    """Whether to compare logits with transformers before anything is saved."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported checkpoint."""
+
+    path: str
+    step: int
+    notes: list[str] = field(default_factory=list)
+    """What the user should know: sentences."""
+
+
+def import_checkpoint(request: Request) -> Imported:
+    """Convert the checkpoint and save it. Nothing is saved if it raises.
+
+    CheckpointError if the source needs `trust`, if it is not the recipe's model, or if the target has a checkpoint of
+    this step or a later one."""
+    if not request.source.is_dir():
+        raise CheckpointError(f"{request.source} is not a folder; name the folder of the checkpoint to import")
+    if KINDS[request.kind].unpickles and not request.trust:
         raise CheckpointError(
-            f"a {kind} checkpoint is unpickled, which can run any code that its author put there; "
+            f"a {request.kind} checkpoint has to be unpickled, which can run any code that its author put there; "
             "add --trust if you know where it comes from"
         )
-    config = load_recipe(recipe).model
-    readers: dict[str, Callable[[Path], Source]] = {
-        "huggingface": _read_huggingface,
-        "dcp": _read_dcp,
-        "universal": _read_universal,
-        "deepspeed": _read_deepspeed,
-    }
-    read = readers[kind](source)
-    step = max((int(tensor) for tensor in read.pop("step").values()), default=0)
-    state = _state({name: translate(tensors, config) for name, tensors in read.items()}, step, config, source)
-    return _save(state, step, target, imported={"kind": kind, "source": str(source.resolve())})
+    checkpoints, run = _places(request.target)
+    location = str(request.source)
+    notes: list[str] = []
+    given = _given_recipe(request, run)
+    source = _read(request)
+    config = given or recipe_for(source.stated, run or Path(request.target), location)
+    if source.stated is not None:
+        check_stated(source.stated, config.model, location)
+    _check_steps(checkpoints, source.step)
+    if source.optimizer and not source.optimizer.get("step"):  # moments are only right with their step
+        source.optimizer.clear()
+        notes.append("the source has moments but no step: the optimizer and the schedule start anew, at step 0")
+    layout = layout_of(source.weights, config.model, request.rope)
+    converted = convert(source, layout, config, location)
+    notes += _notes(source, layout, config, converted)
+    if request.check:
+        notes.append(_checked(request, converted.state, config))
+    path = _save(converted.state, source.step, config, checkpoints, request)
+    if run is not None:
+        if not (run / RECIPE).exists():
+            write_recipe(config, run / RECIPE, location, written=request.recipe is None)
+        notes.append(f"to train it: {_command(request, config, run)}")
+    return Imported(path, source.step, notes)
 
 
-def _save(state: dict[str, Tensor], step: int, target: str, imported: dict[str, str]) -> str:
+def _given_recipe(request: Request, run: Path | None) -> Recipe | None:
+    """The recipe that the user names; None if one can be written to the run folder, else CheckpointError."""
+    if request.recipe is not None:
+        return load_recipe(request.recipe)
+    if run is None or (run / RECIPE).exists():
+        why = "is not a local run folder" if run is None else f"has a {RECIPE} already"
+        raise CheckpointError(
+            f"{request.target} {why}, so no recipe is written there; give a recipe: SOURCE RECIPE RUN"
+        )
+    return None
+
+
+def _places(target: str) -> tuple[str, Path | None]:
+    """The folder of checkpoints at `target`, and the local run folder that it belongs to; None for other places."""
+    target = target.rstrip("/")
+    name = target.rpartition("/")[2]
+    if name != "checkpoints" and open_root(target).steps():  # a folder of checkpoints outside of a run
+        return target, None
+    checkpoints = target if name == "checkpoints" else f"{target}/checkpoints"
+    return checkpoints, None if "://" in target else Path(checkpoints).absolute().parent
+
+
+def _check_steps(checkpoints: str, step: int) -> None:
+    """CheckpointError if a run in this folder would resume from another checkpoint than the imported one."""
+    later = [other for other in open_root(checkpoints).steps() if other >= step]
+    if later:
+        raise CheckpointError(
+            f"{checkpoints} has a checkpoint of step {max(later)}, but the imported one has step {step}, so the "
+            "run would not start from it; import into the folder of a new run"
+        )
+
+
+def _read(request: Request) -> Source:
+    """The source as its reader returns it. CheckpointError if it cannot be read."""
+    reader = import_module(KINDS[request.kind].reader)
+    try:
+        source: Source = reader.read(request.source)
+    except _UNREADABLE as error:
+        raise CheckpointError(
+            f"{request.source} cannot be read as a {request.kind} checkpoint: {' '.join(str(error).split())}; it may "
+            "be incomplete or of another kind (--from)"
+        ) from error
+    if not source.weights:
+        raise CheckpointError(f"{request.source} has no weights that a {request.kind} checkpoint would have")
+    if source.stated is None:
+        source.stated = read_stated(request.source)
+    return source
+
+
+def _command(request: Request, recipe: Recipe, run: Path) -> str:
+    """The command that trains the imported checkpoint, and not a run of another folder."""
+    parts = ["keepstep run", request.recipe or str(run / RECIPE)]
+    if RunFolder.of(recipe).root.absolute() != run:
+        parts += [f"name={run.name}", f"runs_dir={run.parent}"]
+    if request.recipe is None:
+        parts.append("data.sources.0.path=DATA")
+    return " ".join(parts)
+
+
+def _notes(source: Source, layout: Layout, recipe: Recipe, converted: Converted) -> list[str]:
+    """What the user should know about the import, besides that it succeeded."""
+    notes: list[str] = []
+    if source.stated is None:
+        notes.append(
+            f"the source has no {CONFIG}: names and shapes fit, but n_heads, rope_theta, norm_eps and the like are "
+            "taken from the recipe unchecked"
+        )
+    if layout.style == "torchtitan":
+        model, pairs = ("Llama", "neighbours") if layout.neighbours else ("Qwen3", "halves")
+        notes.append(f"RoPE's pairs are taken to be {pairs}, as in torchtitan's {model} (--rope)")
+    if source.optimizer and converted.restored < converted.parameters:
+        anew = converted.parameters - converted.restored
+        notes.append(
+            f"the optimizer state of {anew} of {converted.parameters} parameters is missing or another: it starts anew"
+        )
+    if source.step >= recipe.train.steps:
+        notes.append(
+            f"the source has step {source.step}, and the recipe ends at train.steps {recipe.train.steps}: raise it"
+        )
+    return notes
+
+
+def _checked(request: Request, state: dict[str, Tensor], recipe: Recipe) -> str:
+    """Compare logits with transformers; returns a sentence with the result."""
+    if read_stated(request.source) is None:
+        raise CheckpointError(
+            f"--check compares with transformers, which cannot load {request.source} without {CONFIG}; leave it out"
+        )
+    from train.checkpoint.importing.check_logits import check_logits  # transformers takes seconds to import
+
+    return (
+        f"logits agree with transformers: relative difference {check_logits(request.source, state, recipe.model):.2g}"
+    )
+
+
+def _save(state: dict[str, Tensor], step: int, recipe: Recipe, target: str, request: Request) -> str:
+    """Save the state as a checkpoint of `step`; returns its location."""
+    imported = {"kind": request.kind, "source": str(request.source.resolve())}
     events: list[tuple[str, dict[str, Any]]] = []
     manager = CheckpointManager(
-        target, CheckpointConfig(background=False, keep_last=2**31), {}, lambda kind, **d: events.append((kind, d))
+        target,
+        CheckpointConfig(background=False, keep_last=2**31),
+        {"model": identity_of(recipe)},
+        lambda kind, **facts: events.append((kind, facts)),
+        recipe=recipe.model_dump(mode="json"),
     )
-    manager.save(SavedProgress(step, 0, extra={"skipped": 0, "guard": None, "imported": imported}), state, {})
+    tokens = step * recipe.train.global_batch_size * recipe.model.seq_len
+    extra = {"skipped": 0, "guard": Guard(GuardConfig()).state(), "imported": imported}
+    manager.save(SavedProgress(step, tokens, extra=extra), state, {})
     manager.close()
     if events[-1][0] != "saved":
         raise CheckpointError(f"the imported checkpoint could not be saved: {events[-1][1]['error']}")
-    return f"{target}/step-{step:08d}"
+    return f"{target}/{step_name(step)}"
 
 
-def _state(read: Source, step: int, config: ModelConfig, source: Path) -> dict[str, Tensor]:
-    """The engines' names, fp32, complete."""
-    with torch.device("meta"):
-        wanted = {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
-    weights = dict(read["weight"])
-    if "head.weight" not in wanted:
-        weights.pop("head.weight", None)  # tied
-    missing, unexpected = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
-    if missing or unexpected:
-        raise CheckpointError(
-            f"{source} is not of this recipe's model: {len(missing)} missing ({', '.join(missing[:5])}), "
-            f"{len(unexpected)} unexpected ({', '.join(unexpected[:5])})"
-        )
-    state: dict[str, Tensor] = {}
-    for name, shape in wanted.items():
-        state[f"model.{name}"] = _fitted(name, weights[name], shape)
-        for moment in MOMENTS:
-            found = read[moment].get(name)
-            state[f"optim.{name}.{moment}"] = torch.zeros(shape) if found is None else _fitted(name, found, shape)
-        state[f"optim.{name}.step"] = torch.tensor(float(step))
-    return state
+def identity_of(recipe: Recipe) -> dict[str, Any]:
+    """The settings of the model that a run from the imported checkpoint must have.
 
-
-def _fitted(name: str, tensor: Tensor, shape: torch.Size) -> Tensor:
-    """fp32; rows of padding are added to, or taken from, embedding and head."""
-    if tensor.shape != shape and name in ("embed.weight", "head.weight") and tensor.shape[1:] == shape[1:]:
-        padded = torch.zeros(shape)
-        rows = min(shape[0], tensor.shape[0])
-        padded[:rows] = tensor[:rows]
-        return padded
-    if tensor.dim() == 1 and tensor.numel() == shape.numel():  # ZeRO-3 keeps everything flat
-        tensor = tensor.view(shape)
-    if tensor.shape != shape:
-        raise CheckpointError(f"{name} is {tuple(tensor.shape)} there, {tuple(shape)} in this recipe's model")
-    return tensor.float().contiguous()
-
-
-def _empty() -> Source:
-    return {"weight": {}, "step": {}} | {moment: {} for moment in MOMENTS}
-
-
-def _read_huggingface(folder: Path) -> Source:
-    from safetensors.torch import load_file
-
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{folder} has no *.safetensors; save the model with safe_serialization=True")
-    source = _empty()
-    for file in files:
-        source["weight"] |= load_file(file)
-    return source
-
-
-def _read_dcp(folder: Path) -> Source:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    reader = dcp.FileSystemReader(folder)
-    tensors: dict[str, Any] = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return _sorted_by_kind(tensors)
-
-
-def _sorted_by_kind(tensors: Mapping[str, Tensor]) -> Source:
-    """DCP's names: `model.NAME` or `NAME`; `optimizer.state.NAME.exp_avg` or, flattened otherwise, `state.NAME...`."""
-    source = _empty()
-    for full, tensor in plain_names(tensors).items():
-        name = full.removeprefix("optimizer.").removeprefix("optim.")
-        base, _, kind = name.removeprefix("state.").rpartition(".")
-        if kind in (*MOMENTS, "step") and name != "step":
-            source[kind][base] = tensor
-        elif kind in ("weight", "bias") and name == full:
-            source["weight"][name] = tensor
-    return source
-
-
-def _read_universal(folder: Path) -> Source:
-    if (latest := folder / "latest_universal").is_file():
-        folder = folder / latest.read_text().strip()
-    parameters = folder / "zero"
-    if not parameters.is_dir():
-        raise CheckpointError(f"{folder} has no folder 'zero': make it with DeepSpeed's ds_to_universal.py")
-    source = _empty()
-    for entry in sorted(parameters.iterdir()):
-        for kind, file in (("weight", "fp32"), *((moment, moment) for moment in MOMENTS), ("step", "step")):
-            if (path := entry / f"{file}.pt").is_file():
-                loaded = torch.load(path, weights_only=True)
-                value = loaded["param"] if isinstance(loaded, dict) else loaded
-                source[kind][_plain(entry.name)] = torch.as_tensor(value)
-    return source
-
-
-def _read_deepspeed(folder: Path) -> Source:
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-    source = _empty()
-    weights = dict(get_fp32_state_dict_from_zero_checkpoint(str(folder)) or {})
-    source["weight"] = {_plain(name): tensor for name, tensor in weights.items()}
-    return source
-
-
-def _plain(name: str) -> str:
-    return next(iter(plain_names({name: torch.empty(0)})))
+    Under RoPE the length of sequences is free: no weight depends on it."""
+    free = {"dropout", "init_std"} | ({"seq_len"} if recipe.model.positions == "rope" else set())
+    return recipe.model.model_dump(mode="json", exclude=free)

@@ -1,6 +1,6 @@
 """Checkpoints in an object store, through fsspec: `s3://bucket/run/checkpoints`, `gs://`, `memory://`, ...
 
-A store has no rename: shards go under `step-N/ID/`, and the manifest, written last, makes them count.
+An object store has no rename. Shards go to `step-N/ID/`; the manifest, written last, commits the checkpoint.
 """
 
 import secrets
@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import fsspec
+import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 from train.checkpoint.format.manifest import MANIFEST
 from train.checkpoint.stores.steps import STEP, step_name
 
 
 class ObjectFolder:
+    """One checkpoint at a URL. See `train.checkpoint.stores.protocol.Folder`."""
+
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._fs, self._path = _filesystem(self.url)
@@ -23,18 +25,22 @@ class ObjectFolder:
         return self.url
 
     def size(self, name: str) -> int:
+        """Size of an object in bytes. OSError if it does not exist."""
         return self._fs.info(f"{self._path}/{name}")["size"]
 
-    def held(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()  # nothing is open between two requests
+    def kept_open(self, name: str) -> AbstractContextManager[None]:
+        """Does nothing: each request opens the object anew."""
+        return nullcontext()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill `out` with the bytes from `start` on. OSError if the object is too short."""
         data = self._fs.cat_file(f"{self._path}/{name}", start=start, end=start + len(out))
         if len(data) != len(out):
             raise OSError(f"{name} ends at byte {start + len(data)}")
         out[:] = data
 
     def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        """Upload an object. It is durable when the call returns."""
         path = f"{self._path}/{name}"
         self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
         with self._fs.open(path, "wb") as file:
@@ -43,64 +49,71 @@ class ObjectFolder:
 
 
 class ObjectRoot:
+    """All checkpoints at a URL. See `train.checkpoint.stores.protocol.Root`."""
+
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._fs, self._path = _filesystem(self.url)
-        self._live: set[str] = set()
 
     def steps(self) -> list[int]:
+        """Steps of the checkpoints that have a manifest, oldest first."""
         self._fs.invalidate_cache()
         found = self._fs.glob(f"{self._path}/step-*/{MANIFEST}")
         return sorted(int(match[1]) for path in found if (match := STEP.fullmatch(str(path).split("/")[-2])))
 
     def folder(self, step: int) -> ObjectFolder:
+        """The checkpoint of a step."""
         return ObjectFolder(f"{self.url}/{step_name(step)}")
 
     def begin(self, step: int) -> str:
-        name = f"{step_name(step)}/{secrets.token_hex(4)}"
-        self._live.add(name)
-        return name
+        """A new attempt, `step-N/ID`. Nothing is written yet."""
+        return f"{step_name(step)}/{secrets.token_hex(4)}"
 
-    def attempt(self, name: str) -> ObjectFolder:
-        return ObjectFolder(f"{self.url}/{name.split('/')[0]}")
+    def attempt_folder(self, attempt: str) -> ObjectFolder:
+        """The folder `step-N`; the names of this attempt's shards begin with `prefix(attempt)`."""
+        return ObjectFolder(f"{self.url}/{attempt.split('/')[0]}")
 
     def prefix(self, attempt: str) -> str:
+        """`ID/`, the folder of this attempt's shards."""
         return attempt.split("/")[1] + "/"
 
     def commit(self, attempt: str, step: int, manifest: bytes) -> None:
+        """Write the manifest, then remove the shards that this attempt replaces."""
         self.folder(step).write(MANIFEST, [manifest])
-        self._live.discard(attempt)
-        for path in self._fs.ls(f"{self._path}/{step_name(step)}", detail=False):  # shards that it replaced
+        for path in self._fs.ls(f"{self._path}/{step_name(step)}", detail=False):
             if str(path).split("/")[-1] not in (attempt.split("/")[1], MANIFEST):
                 self._fs.rm(path, recursive=True)
 
     def abandon(self, attempt: str) -> None:
-        self._live.discard(attempt)
+        """Remove the shards of a failed attempt. Never raises."""
         try:
             self._fs.rm(f"{self._path}/{attempt}", recursive=True)
         except Exception:
-            return  # it failed to be written, so it may well fail to be removed; `sweep` tries again
+            return  # the store failed the save, so it may fail the removal; a later commit of this step tries again
 
     def remove(self, step: int) -> None:
+        """Delete a checkpoint, its manifest first, so that no one loads a half-removed checkpoint."""
         folder = f"{self._path}/{step_name(step)}"
         try:
-            self._fs.rm_file(f"{folder}/{MANIFEST}")  # first, so that it no longer counts
+            self._fs.rm_file(f"{folder}/{MANIFEST}")
             self._fs.rm(folder, recursive=True)
         except FileNotFoundError:
             return
 
     def quarantine(self, step: int) -> str:
+        """Rename the manifest of a damaged checkpoint to `damaged-manifest.json`; returns its URL."""
         folder = f"{self._path}/{step_name(step)}"
         self._fs.mv(f"{folder}/{MANIFEST}", f"{folder}/damaged-{MANIFEST}")
         return f"{self.url}/{step_name(step)}/damaged-{MANIFEST}"
 
     def quarantined(self) -> list[str]:
+        """Locations of the renamed manifests of all quarantined checkpoints."""
         return sorted(self._fs.glob(f"{self._path}/step-*/damaged-{MANIFEST}"))
 
-    def sweep(self) -> list[str]:
-        return []  # nobody can tell whether another saver still writes there; a later commit of the step removes it
+    def sweep(self) -> None:
+        """Does nothing: whether another saver still writes cannot be known. A later commit of the step cleans up."""
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    fs, path = fsspec.url_to_fs(url)
-    return fs, path.rstrip("/")
+    found: tuple[Any, str] = fsspec.url_to_fs(url)  # pyright: ignore
+    return found[0], found[1].rstrip("/")

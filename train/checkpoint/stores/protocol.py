@@ -1,4 +1,7 @@
-"""The interface to a place that holds checkpoints: `local.py` for file systems, `object_store.py` for object stores."""
+"""Interface of checkpoint stores: `local.py` implements it for file systems, `object_store.py` for object stores.
+
+A save writes to an attempt, a partial checkpoint with a unique name, and commits it when all its shards are durable.
+"""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -8,18 +11,20 @@ from typing import Protocol
 class Folder(Protocol):
     """The files of one checkpoint."""
 
-    def size(self, name: str) -> int: ...
+    def size(self, name: str) -> int:
+        """Size of a file in bytes. OSError if it does not exist."""
+        ...
 
-    def held(self, name: str) -> AbstractContextManager[object]:
-        """The file stays open meanwhile, for all threads, so that the kernel reads ahead from one read to the next."""
+    def kept_open(self, name: str) -> AbstractContextManager[object]:
+        """Keeps a file open for all threads while the context lasts, so that the kernel reads ahead between reads."""
         ...
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill `out`. OSError if the file ends before."""
+        """Fill `out` with the bytes from `start` on. OSError if the file is too short."""
         ...
 
     def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Durable when it returns."""
+        """Write a new file from its parts. The file is durable when the call returns."""
         ...
 
 
@@ -27,43 +32,52 @@ class Root(Protocol):
     """All checkpoints of a run."""
 
     def steps(self) -> list[int]:
-        """Committed ones, oldest first."""
+        """Steps of the committed checkpoints, oldest first."""
         ...
 
-    def folder(self, step: int) -> Folder: ...
+    def folder(self, step: int) -> Folder:
+        """The checkpoint of a step."""
+        ...
 
     def begin(self, step: int) -> str:
-        """A fresh place to write to, by name. Rank 0 alone."""
+        """Begin an attempt to save a step; returns the attempt's name. Call on rank 0 only."""
         ...
 
-    def attempt(self, name: str) -> Folder: ...
+    def attempt_folder(self, attempt: str) -> Folder:
+        """The folder to which an attempt writes its shards."""
+        ...
 
     def prefix(self, attempt: str) -> str:
-        """What stands before the shards' names of this attempt in the manifest."""
+        """What precedes the names of this attempt's shards in the manifest."""
         ...
 
-    def commit(self, attempt: str, step: int, manifest: bytes) -> None: ...
+    def commit(self, attempt: str, step: int, manifest: bytes) -> None:
+        """Make an attempt the checkpoint of its step, atomically; it replaces an earlier one. Call on rank 0 only."""
+        ...
 
     def abandon(self, attempt: str) -> None:
-        """Remove what a failed save left. Rank 0 alone; never raises."""
+        """Remove the files of a failed attempt. Call on rank 0 only; never raises."""
         ...
 
-    def remove(self, step: int) -> None: ...
+    def remove(self, step: int) -> None:
+        """Delete a checkpoint. Does nothing if it does not exist."""
+        ...
 
     def quarantine(self, step: int) -> str:
-        """Move a damaged checkpoint out of the way and say where it is now."""
+        """Rename a damaged checkpoint, so that it is not loaded again; returns its new location."""
         ...
 
     def quarantined(self) -> list[str]:
-        """The damaged ones that were moved out of the way, now or in earlier runs."""
+        """Locations of all quarantined checkpoints, those of earlier attempts included."""
         ...
 
-    def sweep(self) -> list[str]:
-        """Remove the leavings of dead savers; their names. Rank 0 alone."""
+    def sweep(self) -> None:
+        """Remove what savers that have died left behind. Call on rank 0 only."""
         ...
 
 
 def read_all(folder: Folder, name: str) -> bytes:
+    """The whole content of a file. OSError if it cannot be read."""
     data = bytearray(folder.size(name))
     folder.read_into(name, 0, memoryview(data))
     return bytes(data)

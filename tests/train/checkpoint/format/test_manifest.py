@@ -1,4 +1,4 @@
-"""The manifest comes back as it was, and no change of it goes unseen."""
+"""A manifest decodes to what was encoded, and every change of its bytes is detected."""
 
 import json
 
@@ -30,7 +30,7 @@ MANIFEST = Manifest(
 )  # fmt: skip
 
 
-def test_a_manifest_comes_back_as_it_was() -> None:
+def test_a_manifest_decodes_to_what_was_encoded() -> None:
     assert decode(encode(MANIFEST)) == MANIFEST
     assert [piece.offsets for piece in decode(encode(MANIFEST)).pieces["model.w"]] == [(0, 0), (2, 0)]
 
@@ -42,7 +42,7 @@ def test_a_manifest_is_plain_json() -> None:
 
 
 @given(st.data())
-def test_no_change_of_a_manifest_goes_unseen(data: st.DataObject) -> None:
+def test_every_change_of_a_manifest_is_detected(data: st.DataObject) -> None:
     encoded = bytearray(encode(MANIFEST))
     at = data.draw(st.integers(0, len(encoded) - 1))
     kind = data.draw(st.sampled_from(["flip", "cut", "insert"]))
@@ -52,11 +52,11 @@ def test_no_change_of_a_manifest_goes_unseen(data: st.DataObject) -> None:
         del encoded[at:]
     else:
         encoded.insert(at, data.draw(st.integers(0, 255)))
-    with pytest.raises(DamagedError, match=r"manifest.json: its checksum does not fit its content"):
+    with pytest.raises(DamagedError, match=r"manifest.json: the content does not match its checksum"):
         decode(bytes(encoded))
 
 
-def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("train.checkpoint.format.manifest.VERSION", 2)
         newer = encode(MANIFEST)
@@ -72,5 +72,5 @@ def test_a_header_ends_on_a_page_and_names_boxes_by_their_ranges() -> None:
     assert entries["model.w[0:2,0:2]"]["data_offsets"] == [16, 32]
 
 
-def test_nested_facts_get_dotted_names() -> None:
+def test_nested_facts_have_dotted_names() -> None:
     assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}

@@ -1,4 +1,4 @@
-"""Other systems' checkpoints become ours: the imported model computes what the source computes."""
+"""An imported checkpoint of another system computes what its source computes."""
 
 import os
 import subprocess
@@ -13,10 +13,18 @@ import torch.distributed.checkpoint as dcp
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from launch.cli import main
+from parallel.engine import CheckpointTensor
 from train.checkpoint.format.reader import Reader
-from train.config_file import load_recipe
+from train.checkpoint.importing.importers import identity_of
+from train.checkpoint.importing.kinds import KINDS
+from train.checkpoint.importing.names import TORCHTITAN
+from train.checkpoint.manager import CheckpointManager
+from train.config import CheckpointConfig
+from train.config_file import load_recipe, recipe_as_yaml
 from train.model.config import ModelConfig
 from train.model.gpt import GPT
+from train.optim.groups import build_optimizer
+from train.records.progress import Progress
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -30,9 +38,7 @@ TOKENS = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def recipe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The laptop recipe with the wanted model."""
-    from train.config_file import recipe_as_yaml
-
+    """The laptop recipe with the model of the test."""
     model: ModelConfig = request.param
     laptop = load_recipe(Path(__file__).parents[4] / "recipes" / "laptop.yaml")
     path = tmp_path / "recipe.yaml"
@@ -50,7 +56,7 @@ def logits(folder: Path, config: ModelConfig) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("recipe", [LLAMA], indirect=True)
-def test_a_llama_of_hugging_face_computes_the_same(recipe: Path, tmp_path: Path) -> None:
+def test_an_imported_llama_of_hugging_face_computes_the_same(recipe: Path, tmp_path: Path) -> None:
     theirs = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -66,7 +72,7 @@ def test_a_llama_of_hugging_face_computes_the_same(recipe: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("recipe", [GPT2], indirect=True)
-def test_a_gpt2_of_hugging_face_computes_the_same(recipe: Path, tmp_path: Path) -> None:
+def test_an_imported_gpt2_of_hugging_face_computes_the_same(recipe: Path, tmp_path: Path) -> None:
     theirs = GPT2LMHeadModel(
         GPT2Config(vocab_size=40, n_embd=32, n_inner=64, n_layer=2, n_head=4, n_positions=16)
     ).eval()
@@ -79,16 +85,12 @@ def test_a_gpt2_of_hugging_face_computes_the_same(recipe: Path, tmp_path: Path) 
 
 
 def torchtitan_name(name: str) -> str:
-    from train.checkpoint.importing.names import TORCHTITAN
-
-    for theirs, ours in sorted(TORCHTITAN.items(), key=lambda pair: -len(pair[1])):
-        if name.removeprefix("layers.0.").removeprefix("layers.1.").rsplit(".", 1)[0] == ours:
-            return name.replace(ours, theirs)
-    return name
+    module = name.removeprefix("layers.0.").removeprefix("layers.1.").rsplit(".", 1)[0]
+    return name.replace(module, TORCHTITAN.get(module, module))
 
 
 def neighbours(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Rows as torchtitan has them: a head's halves interleaved."""
+    """The rows in torchtitan's order: the halves of each head interleaved."""
     if not name.endswith(("query.weight", "key.weight")):
         return tensor
     return (
@@ -96,10 +98,8 @@ def neighbours(name: str, tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("recipe", [LLAMA], indirect=True)
-@pytest.mark.parametrize("prefix", ["", "model."])
-def test_a_dcp_folder_of_torchtitan_comes_with_its_moments(recipe: Path, tmp_path: Path, prefix: str) -> None:
-    model = GPT(LLAMA)
+def save_as_torchtitan(model: GPT, folder: Path, prefix: str = "") -> None:
+    """Save a model with moments that are computed from its weights, at step 9."""
     state: dict[str, object] = {"train_state": {"step": torch.tensor(9)}, "lr_scheduler.last_epoch": 9}
     for name, parameter in model.named_parameters():
         theirs, value = torchtitan_name(name), neighbours(name, parameter.detach())
@@ -108,7 +108,14 @@ def test_a_dcp_folder_of_torchtitan_comes_with_its_moments(recipe: Path, tmp_pat
         state[f"optimizer.state.{theirs}.exp_avg_sq"] = value**2
         state[f"optimizer.state.{theirs}.step"] = torch.tensor(9.0)
         state[f"optimizer.param_groups.{theirs}.lr"] = 0.1
-    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    dcp.save(state, checkpoint_id=folder, no_dist=True)
+
+
+@pytest.mark.parametrize("recipe", [LLAMA], indirect=True)
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_dcp_folder_of_torchtitan_is_imported_with_its_moments(recipe: Path, tmp_path: Path, prefix: str) -> None:
+    model = GPT(LLAMA)
+    save_as_torchtitan(model, tmp_path / "theirs", prefix)
     target = str(tmp_path / "run/checkpoints")
     arguments = ["checkpoint", "import", str(tmp_path / "theirs"), str(recipe), target, "--from", "dcp"]
     assert main(arguments) == 2
@@ -120,16 +127,50 @@ def test_a_dcp_folder_of_torchtitan_comes_with_its_moments(recipe: Path, tmp_pat
         assert reader[f"optim.{name}.step"] == 9
 
 
+@pytest.mark.parametrize("recipe", [LLAMA], indirect=True)
+def test_under_a_muon_recipe_matrices_have_muon_s_state_and_the_others_their_moments(
+    recipe: Path, tmp_path: Path
+) -> None:
+    muon = load_recipe(recipe, ["optim.algorithm=muon"])
+    recipe.write_text(recipe_as_yaml(muon))
+    save_as_torchtitan(GPT(LLAMA), tmp_path / "theirs")
+    target = tmp_path / "run/checkpoints"
+    arguments = ["checkpoint", "import", str(tmp_path / "theirs"), str(recipe), str(target), "--from", "dcp", "--trust"]
+    assert main(arguments) == 0
+    reader = Reader(target / "step-00000009")
+    assert "optim.layers.0.mlp.up.weight.exp_avg_sq" not in reader.names()
+    assert not np.any(reader["optim.layers.0.mlp.up.weight.exp_avg"]), "AdamW's moment is not Muon's momentum"
+    assert np.array_equal(reader["optim.embed.weight.exp_avg"], 2 * reader["model.embed.weight"])
+
+    model = GPT(LLAMA)
+    optimizer = build_optimizer(model, muon.optim)
+    optimizer.create_state()
+    state: dict[str, CheckpointTensor] = {}
+    for name, parameter in model.named_parameters():
+        state[f"model.{name}"] = parameter.detach()
+        state |= {f"optim.{name}.{kind}": tensor for kind, tensor in optimizer.state[parameter].items()}
+    manager = CheckpointManager(target, CheckpointConfig(), {"model": identity_of(muon)}, lambda *_, **__: None)
+    assert manager.load_newest(state) is not None
+    manager.close()
+    assert {float(reader[name]) for name in reader.names() if name.endswith(".step")} == {9.0}
+
+
 def test_without_trust_nothing_is_unpickled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for kind in ("dcp", "deepspeed", "universal"):
+    pickled = [name for name, kind in KINDS.items() if kind.unpickles]
+    assert {"dcp", "deepspeed", "universal"} <= set(pickled)
+    for kind in pickled:
         assert main(["checkpoint", "import", str(tmp_path), "recipe.yaml", str(tmp_path), "--from", kind]) == 2
         assert "add --trust if you know where it comes from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("recipe", [GPT2], indirect=True)
-def test_another_model_is_refused_by_name(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_source_of_another_model_is_refused_by_name(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     theirs = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_inner=64, n_layer=1, n_head=4, n_positions=16))
     theirs.save_pretrained(tmp_path / "theirs")
+    config = tmp_path / "theirs/config.json"
+    config.write_text(config.read_text().replace('"n_layer": 1', '"n_layer": 2'))
     arguments = ["checkpoint", "import", str(tmp_path / "theirs"), str(recipe), str(tmp_path / "c")]
     assert main([*arguments, "--from", "huggingface"]) == 2
     assert "16 missing (layers.1.attention.key.bias" in capsys.readouterr().err
@@ -140,7 +181,8 @@ import os, sys, warnings, torch, deepspeed
 warnings.simplefilter("ignore")
 from train.model.config import ModelConfig
 from train.model.gpt import GPT
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+from train.optim.groups import build_optimizer
+deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 deepspeed.init_distributed("gloo", verbose=False, auto_mpi_discovery=False)
 folder, stage, sizes = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3])
@@ -168,21 +210,31 @@ os._exit(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [LLAMA], indirect=True)
 @pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeed_folders_come_with_their_weights(recipe: Path, tmp_path: Path, stage: int) -> None:
+def test_deepspeed_folders_are_imported_with_their_weights(recipe: Path, tmp_path: Path, stage: int) -> None:
     sizes = LLAMA.model_dump()
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": "1"}
-    environment |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}  # DeepSpeed looks for them
+    environment |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}  # DeepSpeed reads these
     source = tmp_path / "theirs"
     arguments = [sys.executable, "-c", DEEPSPEED, str(source), str(stage), repr(sizes)]
-    run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=200)
+    run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=600)
     assert (source / "universal" / "zero").is_dir(), run.stdout[-3000:] + run.stderr[-5000:]
+    tokens_per_step = load_recipe(recipe).train.global_batch_size * LLAMA.seq_len
     expected = torch.load(source / "expected.pt", weights_only=True)
     for kind, folder in (("deepspeed", source), ("universal", source / "universal")):
-        target = str(tmp_path / kind)
+        target = str(tmp_path / kind / "checkpoints")
         assert main(["checkpoint", "import", str(folder), str(recipe), target, "--from", kind, "--trust"]) == 0
-        (imported,) = Path(target).iterdir()
+        (imported,) = Path(target).glob("step-*")
         reader = Reader(imported)
         for name, value in expected.items():
             assert np.array_equal(reader[f"model.{name}"], value.numpy()), name
         if kind == "universal":
             assert all(np.any(reader[f"optim.{name}.exp_avg"]) for name in expected)
+        state: dict[str, CheckpointTensor] = {
+            name: torch.empty(reader[name].shape) for name in reader.names() if not name.endswith(".step")
+        } | {name: torch.tensor(0.0) for name in reader.names() if name.endswith(".step")}
+        manager = CheckpointManager(target, CheckpointConfig(), {"model": identity_of(load_recipe(recipe))}, print)
+        loaded = manager.load_newest(state)
+        manager.close()
+        assert loaded is not None
+        assert loaded.progress.step == (1 if kind == "universal" else 0)
+        assert Progress.of(loaded.progress).tokens == loaded.progress.step * tokens_per_step

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: the manifest, written last, makes one count."""
+"""Checkpoints in an object store: the manifest, written last, commits a checkpoint."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import fsspec
 import pytest
 import torch
 
-from train.checkpoint.format.verify import damage
+from train.checkpoint.format.verify import find_faults
 from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.checkpoint.stores.object_store import ObjectFolder, ObjectRoot
 from train.config import CheckpointConfig
@@ -14,8 +14,8 @@ from train.config import CheckpointConfig
 URL = "memory://run/checkpoints"
 
 
-@pytest.mark.filterwarnings("ignore")  # of moto, botocore and s3fs
-def test_an_s3_bucket_holds_checkpoints(monkeypatch) -> None:
+@pytest.mark.filterwarnings("ignore")  # moto, botocore and s3fs warn
+def test_an_s3_bucket_stores_checkpoints(monkeypatch) -> None:
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -61,33 +61,33 @@ def load(manager: CheckpointManager) -> tuple[int, float]:
     return loaded.progress.step, fresh[0, 0].item()
 
 
-def test_what_is_saved_there_comes_back(manager: CheckpointManager) -> None:
+def test_a_saved_state_loads_again(manager: CheckpointManager) -> None:
     for step in (1, 2, 3):
         save(manager, step)
     assert load(manager) == (3, 3.0)
     assert ObjectRoot(URL).steps() == [2, 3]  # retention removed the first
-    assert damage(ObjectFolder(f"{URL}/step-00000003")) == []
+    assert find_faults(ObjectFolder(f"{URL}/step-00000003")) == []
 
 
 def test_shards_without_a_manifest_do_not_count(manager: CheckpointManager) -> None:
     save(manager, 1)
     root = ObjectRoot(URL)
-    root.attempt(root.begin(2)).write("abc/shard-00000.safetensors", [b"half of it"])
+    root.attempt_folder(root.begin(2)).write("abc/shard-00000.safetensors", [b"half a shard"])
     assert load(manager) == (1, 1.0)
 
 
-def test_a_step_saved_again_replaces_the_old_at_once(manager: CheckpointManager) -> None:
+def test_a_step_saved_again_replaces_its_old_checkpoint(manager: CheckpointManager) -> None:
     save(manager, 1)
     save(manager, 1, value=5)
     assert load(manager) == (1, 5.0)
     assert len(fsspec.filesystem("memory").ls("run/checkpoints/step-00000001")) == 2  # a manifest, one folder of shards
 
 
-def test_a_failed_save_leaves_nothing_and_the_old_loads(manager: CheckpointManager, monkeypatch) -> None:
+def test_a_failed_save_leaves_nothing_and_the_old_checkpoint_loads(manager: CheckpointManager, monkeypatch) -> None:
     save(manager, 1)
 
     def fail(*_: object) -> None:
-        raise OSError("the store says no")
+        raise OSError("the store refuses the write")
 
     with monkeypatch.context() as patch:
         patch.setattr(ObjectFolder, "write", fail)
@@ -96,7 +96,7 @@ def test_a_failed_save_leaves_nothing_and_the_old_loads(manager: CheckpointManag
     assert ObjectRoot(URL).steps() == [1]
 
 
-def test_damage_there_is_found_and_passed_over(manager: CheckpointManager) -> None:
+def test_a_damaged_checkpoint_is_quarantined_and_the_one_before_loads(manager: CheckpointManager) -> None:
     save(manager, 1)
     save(manager, 2)
     store = fsspec.filesystem("memory")
