@@ -1,61 +1,88 @@
-"""Which prepared data sets a run reads, and how."""
+"""Settings of the training data: which prepared data sets a run reads, their weights, and how they are read."""
 
-from typing import Literal
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+
+
+def expand_path(path: str) -> str:
+    """The path with a leading `~` and environment variables such as `$SCRATCH` replaced. ValueError if one is unset."""
+    expanded = os.path.expandvars(path)
+    if unset := _VARIABLE.search(expanded):
+        raise ValueError(f"the variable {unset[0]} in {path!r} is not set; set it, or write the path out")
+    if not expanded.startswith("~"):
+        return expanded
+    try:
+        return str(Path(expanded).expanduser())
+    except RuntimeError:
+        raise ValueError(f"{path!r} names no home folder that this machine knows; write the path out") from None
+
+
+ExpandedPath = Annotated[str, AfterValidator(expand_path)]
+"""A path or address in a recipe, with `~` and `$NAME` replaced when the recipe is read."""
 
 
 class SourceConfig(BaseModel):
     """One prepared data set and its share of the samples."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    path: str
+    path: ExpandedPath
     """Folder or address that `keepstep data build` wrote (local path, s3://, https://, ...)."""
-    weight: float = Field(default=1.0, gt=0)
-    """Share of the samples, relative to the other sources."""
-    mirror: str | None = None
-    """A second address of the same data set, tried when a read of the first fails."""
+    weight: float = Field(default=1.0, ge=0)
+    """Share of the samples, relative to the weights of the other sources. 0: no samples; the data set must exist."""
+    mirror: ExpandedPath | None = None
+    """Second address of the same data set, read when a read from `path` fails."""
 
 
 class WeightChange(BaseModel):
-    """Other weights of the sources from a step on."""
+    """New weights of the sources, used from one step onwards."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     step: int = Field(gt=0)
     """First optimizer step (counted from 0) with these weights."""
     weights: tuple[float, ...]
-    """One for each source; all above 0."""
+    """One weight for each source, 0 or above."""
 
 
 class DataConfig(BaseModel):
-    """The training data."""
+    """The training data of a run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
-    """Data sets mixed by weight."""
+    """Data sets, mixed by weight. Between two starts of a run, new ones may be added at the end."""
     weight_changes: tuple[WeightChange, ...] = ()
-    """Planned changes of the weights, by step. Changing a weight between two starts of a run works as well."""
+    """Planned changes of the weights, in order of step. You can also edit `weight` between two starts of a run."""
     seed: int = Field(default=1, ge=0)
-    """Of the order of samples."""
+    """Seed of the order of samples."""
     prefetch_batches: int = Field(default=32, ge=0)
-    """Micro batches read ahead by a thread; 0 reads in the loop."""
+    """Micro batches that a thread reads ahead; 0: the training loop reads them itself."""
     cache_gib: float = Field(default=8.0, gt=0)
-    """Most bytes kept locally of data that lies in an object store."""
+    """Memory limit, per rank, for cached blocks of data sets that are remote or compressed."""
     on_bad_block: Literal["stop", "quarantine"] = "stop"
-    """A block that stays unreadable or damaged: stop the run, or replace it by the next good one and record that."""
+    """Action when a block stays unreadable or damaged: stop the run, or replace the block by the next good one and
+    record that."""
 
     @model_validator(mode="after")
     def _changes_fit(self) -> "DataConfig":
+        """`weight_changes` must be in order of step. Each needs one weight for every source, 0 or above. One source at
+        least must have a weight above 0."""
         steps = [change.step for change in self.weight_changes]
         if steps != sorted(set(steps)):
-            raise ValueError(f"weight_changes must come in the order of their steps, each step once, not {steps}")
+            raise ValueError(f"weight_changes must be in order of step, each step once, not {steps}")
         for change in self.weight_changes:
-            if len(change.weights) != len(self.sources) or min(change.weights) <= 0:
+            if len(change.weights) != len(self.sources) or min(change.weights) < 0 or not any(change.weights):
                 raise ValueError(
-                    f"weight_changes at step {change.step} needs one weight above 0 for each of the "
-                    f"{len(self.sources)} sources, not {list(change.weights)}"
+                    f"weight_changes at step {change.step} needs one weight for each of the {len(self.sources)} "
+                    f"sources, 0 or above and not all 0, not {list(change.weights)}"
                 )
+        if not any(source.weight for source in self.sources):
+            raise ValueError("the weight of all sources is 0; give at least one of them a weight above 0")
         return self

@@ -1,13 +1,13 @@
-"""What a user can mend about the input text, the prepared data or its storage."""
+"""Errors in input text, prepared data or storage that a user can fix."""
 
 
 class DataError(Exception):
-    """The input or the data set is missing, damaged or unfit."""
+    """The input or the data set is missing, damaged or unusable."""
 
     exit_code = 2
 
 
 class StorageError(DataError):
-    """A read failed, after retries, in a way that may pass (network, server): another try may succeed."""
+    """A read failed after all retries for a reason that may be temporary, such as a network or server error."""
 
     exit_code = 1

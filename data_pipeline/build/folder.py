@@ -1,44 +1,56 @@
-"""The folders of a build: where its work lies, and how the output gets its name once it is whole."""
+"""The folders of a build: its work folder, and the output, which gets its name once it is complete."""
 
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.atomic_file import write_atomic
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import FILES, NAME, Manifest, parse_manifest, write_manifest
-from data_pipeline.whole_file import write_whole
 
 
 def work_folder(out: Path) -> Path:
+    """The folder of intermediate files, beside the output."""
     return out.with_name(out.name + ".work")
 
 
 def building_folder(out: Path) -> Path:
+    """The folder that is renamed to `out` at the end."""
     return out.with_name(out.name + ".building")
 
 
 def tokenizer_folder(work: Path, plan_hash: str) -> Path:
-    """Of this plan alone: a build with another tokenizer may have been given up here."""
+    """The tokenizer's folder in the work folder. Its name has the plan's hash: an abandoned build may have left
+    another tokenizer there."""
     return work / f"tokenizer-{plan_hash}"
 
 
-def finished(out: Path, plan_hash: str) -> Manifest | None:
+def finished(out: Path, plan_hash: str, earlier: Callable[[Manifest, int], bool] | None = None) -> Manifest | None:
+    """The manifest of `out` if a build of this plan finished; None if `out` does not exist.
+
+    `earlier` decides about other data sets, given the manifest and when it was written, in nanoseconds: whether an
+    earlier version built the same. DataError if `out` is anything else."""
     if not out.exists():
         return None
     if not (out / NAME).is_file():
         raise DataError(f"{out} exists and is not a data set; choose another --out")
     manifest = parse_manifest((out / NAME).read_bytes(), str(out))
-    if manifest.plan != plan_hash:
-        raise DataError(f"{out} is a data set of other inputs or options; choose another --out, or delete it")
+    if manifest.plan != plan_hash and not (earlier and earlier(manifest, (out / NAME).stat().st_mtime_ns)):
+        raise DataError(
+            f"{out} is a data set of other inputs or options; choose another --out, or delete it (inputs and filters "
+            f"that were edited count as others)"
+        )
     shutil.rmtree(work_folder(out), ignore_errors=True)
     return manifest
 
 
 def begin(out: Path, plan_hash: str, content: dict[str, Any], tokenizer: dict[str, bytes]) -> Path:
-    """The work folder, new or of a build of the same plan."""
+    """The work folder of the plan: a new one, or that of an interrupted build of the same plan.
+
+    DataError if an interrupted build of another plan has finished tasks there."""
     work = work_folder(out)
     folder = tokenizer_folder(work, plan_hash)
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,42 +60,42 @@ def begin(out: Path, plan_hash: str, content: dict[str, Any], tokenizer: dict[st
         if begun["hash"] != plan_hash and any(work.glob("task-*.json")):
             changed = [name for name in content if begun["content"].get(name) != content[name]]
             raise DataError(
-                f"{work} holds a build that was begun with other {' and '.join(changed)}; repeat that command to "
+                f"{work} contains an unfinished build with other {' and '.join(changed)}; repeat that command to "
                 f"finish it, delete {work}, or choose another --out"
             )
     for name, data in tokenizer.items():
-        write_whole(folder / name, data)
-    write_whole(plan_file, json.dumps({"hash": plan_hash, "content": content}).encode())
+        write_atomic(folder / name, data)
+    write_atomic(plan_file, json.dumps({"hash": plan_hash, "content": content}).encode())
     return work
 
 
-def drop_if_worthless(out: Path, work: Path) -> None:
-    """Leave nothing behind of a build that failed before it had any tokens."""
+def delete_if_empty(out: Path, work: Path) -> None:
+    """Deletes the folders of a build that failed before it had any tokens."""
     if not any(file.stat().st_size for file in work.glob("task-*.tokens")):
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(building_folder(out), ignore_errors=True)
 
 
 def finish(out: Path, work: Path, manifest: Manifest, addresses: Sequence[str]) -> None:
-    """Complete the folder, give it its name, and drop the work."""
+    """Completes the output folder, renames it to `out`, and deletes the work folder."""
     building = building_folder(out)
-    for left_over in building.rglob("*.partial"):  # by a process that was killed
-        left_over.unlink()
+    for partial in building.rglob("*.partial"):  # left by a process that was killed
+        partial.unlink()
     (building / "tokenizer").mkdir(exist_ok=True)
     for name in manifest.tokenizer:
-        write_whole(building / "tokenizer" / name, (tokenizer_folder(work, manifest.plan) / name).read_bytes())
-    write_whole(building / FILES, json.dumps(list(addresses), indent=0).encode())
+        write_atomic(building / "tokenizer" / name, (tokenizer_folder(work, manifest.plan) / name).read_bytes())
+    write_atomic(building / FILES, json.dumps(list(addresses), indent=0).encode())
     write_manifest(building, manifest)
-    for folder in (building / "tokenizer", building / "shards", building):
+    for folder in (*(path for path in building.iterdir() if path.is_dir()), building):
         _sync_folder(folder)
     building.rename(out)
     _sync_folder(out.parent)
-    shutil.rmtree(work)
+    shutil.rmtree(work, ignore_errors=True)  # a repeated command that finds `out` deletes it as well
 
 
 def _sync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

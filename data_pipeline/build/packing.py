@@ -1,9 +1,9 @@
-"""Documents into rows of L tokens: best fit, or concatenation. Only lengths are needed, so this is plain arithmetic.
+"""Packs documents into rows of L tokens, by best fit or by concatenation. Only the lengths of documents are needed.
 
-Best fit cuts only documents longer than a row; their full pieces fill rows of their own, and the remainder is packed
-with the other documents, longest first, each into the row where it leaves least room (best-fit decreasing, done on the
-histogram of lengths: Ding et al., "Fewer truncations improve language modeling", arXiv 2404.10830). Concatenation puts
-all documents in a line and cuts it every L tokens.
+Best fit cuts only documents longer than a row. Their full pieces fill rows of their own. The remainders are packed with
+the other documents, longest first, each into the row where it leaves the least room. This is best-fit decreasing on the
+histogram of lengths (Ding et al., "Fewer truncations improve language modeling", arXiv 2404.10830). Concatenation joins
+all documents and cuts every L tokens.
 """
 
 from dataclasses import dataclass
@@ -17,20 +17,25 @@ Packing = Literal["best-fit", "concatenate"]
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces of documents in the order of rows; the pieces of row i are row_start[i] up to row_start[i + 1]."""
+    """Pieces of documents in the order of the rows. Row i has the pieces row_start[i] to row_start[i + 1] - 1."""
 
-    document: NDArray[np.int64]  # index into the lengths
-    offset: NDArray[np.int64]  # first token of the document in this piece
+    document: NDArray[np.int64]
+    """Index of the document in the list of lengths. Shape (pieces,)."""
+    offset: NDArray[np.int64]
+    """First token of the document in the piece. Shape (pieces,)."""
     length: NDArray[np.int64]
-    row_start: NDArray[np.int64]  # [rows + 1]
+    """Tokens in the piece. Shape (pieces,)."""
+    row_start: NDArray[np.int64]
+    """First piece of each row, and the number of pieces. Shape (rows + 1,)."""
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return len(self.row_start) - 1
 
 
 def pack(lengths: NDArray[np.int64], row_tokens: int, packing: Packing) -> Pieces:
-    """Every token of every document (all lengths > 0) exactly once."""
+    """Rows that contain every token of every document exactly once. All lengths must be above 0."""
     match packing:
         case "best-fit":
             document, offset, length, row = _best_fit(lengths, row_tokens)
@@ -60,8 +65,8 @@ def _best_fit(lengths: NDArray[np.int64], row_tokens: int) -> tuple[NDArray[np.i
     offset = np.concatenate([full_offset, (full * row_tokens)[rest_document]])
     length = np.concatenate([np.full(len(full_document), row_tokens), rest[rest_document]])
     row = np.concatenate([np.arange(len(full_document)), len(full_document) + bins])
-    # Rows stand where their first document stood, so that neighbours in the input stay neighbours; the order of
-    # training does the shuffling.
+    # Rows are sorted by their first document, so that neighbours in the input stay neighbours. Shuffling is the task of
+    # the training order.
     first = np.full(int(row.max(initial=-1)) + 1, len(lengths))
     np.minimum.at(first, row, document)
     new_number = np.empty_like(first)
@@ -72,11 +77,11 @@ def _best_fit(lengths: NDArray[np.int64], row_tokens: int) -> tuple[NDArray[np.i
 
 
 def _best_fit_bins(lengths: NDArray[np.int64], row_tokens: int) -> NDArray[np.int64]:
-    """The bin of each item. Items of one length are placed together: bins with equal room are alike."""
+    """The bin of each item. Items of one length are packed together, because bins with equal room are equivalent."""
     by_length = np.argsort(-lengths, kind="stable")
     out = np.empty(len(lengths), np.int64)
     room: dict[int, list[NDArray[np.int64]]] = {}  # room left -> bins
-    rooms = 0  # bit r is set when there are bins with room r
+    rooms = 0  # bit r is set if a bin has room r
     bins = 0
     position = 0
     values, counts = np.unique(lengths, return_counts=True)

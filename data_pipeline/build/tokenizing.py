@@ -1,27 +1,29 @@
-"""First stage of preparation: a task's documents become one file of tokens, one table of documents, and counts.
+"""Tokenizes the documents of one task into a file of tokens, a table of documents, and counts.
 
-A task is a function of its input and the options alone, and its JSON file appears last, so it can be killed at any
-point and done again by anybody.
+The output depends on the input and the options alone. The JSON file is written last, so a task that was killed is
+simply run again, on any machine.
 """
 
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.atomic_file import open_atomic, write_atomic
 from data_pipeline.build import cleaning
+from data_pipeline.build.part_report import PartReport
 from data_pipeline.errors import DataError
-from data_pipeline.sources.files import InputFile, Task
+from data_pipeline.sources.files import InputFile, check_unchanged
 from data_pipeline.sources.readers import read_records
 from data_pipeline.sources.records import BLANK, ReadOptions
+from data_pipeline.sources.tasks import Task
 from data_pipeline.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from data_pipeline.whole_file import open_whole, write_whole
 
 DOCUMENT = np.dtype(
     [("hash_high", "<u8"), ("hash_low", "<u8"), ("file", "<u4"), ("document", "<u8"), ("length", "<u8")]
@@ -29,27 +31,38 @@ DOCUMENT = np.dtype(
 """A kept document: hash of its text, input file, number in the file, tokens with the end-of-document token."""
 
 BATCH_CHARACTERS = 1 << 20
-MENDED = "mended: not UTF-8"
+REPAIRED = "repaired: not UTF-8"
+UNKNOWN = "unknown tokens"
+"""Count of the tokens that stand for text that the tokenizer cannot represent."""
 
 
 @dataclass(frozen=True)
 class TokenizeOptions:
+    """How documents are read and filtered."""
+
     read: ReadOptions
     min_characters: int = 0
     max_characters: int | None = None
     filters: tuple[str, ...] = ()
-    """`module:function`, see cleaning.py."""
+    """Filters as `module:function`, see cleaning.py."""
+    filter_sources: Mapping[str, str] = field(default_factory=dict)
+    """Hash of each filter's source text when the build began, see `cleaning.filter_source`."""
+    allow_unusable: bool = False
+    """Whether a file may give no document at all."""
 
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """Where a task's output is."""
+    """The paths of a task's output."""
 
     tokens: Path
     documents: Path
+    """Table of DOCUMENT."""
     done: Path
+    """JSON with the task's counts; it exists once the task is finished."""
 
     def result(self) -> dict | None:
+        """What `run_task` returned; None if the task is not finished."""
         try:
             return json.loads(self.done.read_text())
         except FileNotFoundError:
@@ -57,6 +70,7 @@ class TaskFiles:
 
 
 def task_files(work: Path, number: int) -> TaskFiles:
+    """The paths of the output of task `number`."""
     name = f"task-{number:06d}"
     return TaskFiles(work / f"{name}.tokens", work / f"{name}.documents", work / f"{name}.json")
 
@@ -70,24 +84,34 @@ def run_task(
     options: TokenizeOptions,
     token_dtype: str,
 ) -> dict:
-    """Do it, unless it is done. Returns its counts."""
+    """Tokenizes the task's documents, unless that was done before.
+
+    Returns "counts" by reason, "records" and "reports" (PartReport) of each part, and "tokens". DataError if a file
+    cannot be read or changed since the build began."""
     out = task_files(work, number)
     if (done := out.result()) is not None:
         return done
     tokenizer = _tokenizer(str(tokenizer_folder))
     counts: Counter[str] = Counter()
-    records: list[int] = []
-    kept = _kept_documents(task, files, options, counts, records)
+    reports = [PartReport(part.file) for part in task]
+    kept = _kept_documents(task, files, options, counts, reports)
     tables = []
-    with open_whole(out.tokens) as opened:
+    with open_atomic(out.tokens) as opened:
         for batch in _batches(kept):
-            tokens, table = _encode(batch, tokenizer, token_dtype)
+            tokens, table = _encode(batch, tokenizer, token_dtype, counts)
             opened.write(tokens.tobytes())
             tables.append(table)
+        for file in files.values():
+            check_unchanged(file)
     documents = np.concatenate(tables) if tables else np.empty(0, DOCUMENT)
-    write_whole(out.documents, documents.tobytes())
-    result = {"counts": dict(sorted(counts.items())), "records": records, "tokens": int(documents["length"].sum())}
-    write_whole(out.done, json.dumps(result).encode())
+    write_atomic(out.documents, documents.tobytes())
+    result = {
+        "counts": dict(sorted(counts.items())),
+        "records": [report.records for report in reports],
+        "reports": [report.as_json() for report in reports],
+        "tokens": int(documents["length"].sum()),
+    }
+    write_atomic(out.done, json.dumps(result).encode())
     return result
 
 
@@ -96,35 +120,48 @@ def _tokenizer(folder: str) -> Tokenizer:
     return load_tokenizer(folder)
 
 
-Kept = tuple[str, int, int]  # text, file, number in the part
+Kept = tuple[str, int, int]
+"""A document's text, the number of its file, and its number in the part."""
 
 
 def _kept_documents(
-    task: Task, files: Mapping[int, InputFile], options: TokenizeOptions, counts: Counter[str], records: list[int]
+    task: Task,
+    files: Mapping[int, InputFile],
+    options: TokenizeOptions,
+    counts: Counter[str],
+    reports: Sequence[PartReport],
 ) -> Iterator[Kept]:
-    """Documents that pass all filters. Fills `counts`, and `records` with the number of records of each part."""
+    """Documents that pass all filters. Fills `counts`, and the report of each part."""
     filters = make_filters(options)
-    for part in task:
-        seen = 0
-        for record in read_records(files[part.file], part, options.read):
-            seen += 1
+    for part, report in zip(task, reports, strict=True):
+        for record in read_records(files[part.file], part, options.read, report.keys):
+            report.add(record)
             if record.problem == BLANK:
                 continue
             counts["documents read"] += 1
-            if record.mended:
-                counts[MENDED] += 1
+            if record.repaired:
+                counts[REPAIRED] += 1
             reason = record.problem
             if record.text is not None:
                 counts["bytes read"] += len(record.text) if record.text.isascii() else len(record.text.encode())
-                reason = next((why for keep in filters if (why := keep(record.text))), None)
+                reason = next((why for check in filters if (why := check(record.text))), None)
                 if reason is None:
-                    yield record.text, part.file, seen - 1
+                    yield record.text, part.file, report.records - 1
                     continue
             counts[f"dropped: {reason}"] += 1
-        records.append(seen)
+        if part.is_whole_file:
+            report.check(files[part.file], options.read, options.allow_unusable)
 
 
 def make_filters(options: TokenizeOptions) -> list[cleaning.Filter]:
+    """The filters that the options name, in the order in which they run. DataError if one does not exist, or was
+    edited since the build began."""
+    for name, source in options.filter_sources.items():
+        if cleaning.filter_source(name) != source:
+            raise DataError(
+                f"--filter {name} was edited while the build was running; delete the build's .work folder and build "
+                f"again"
+            )
     filters: list[cleaning.Filter] = [cleaning.empty]
     if options.min_characters:
         filters.append(cleaning.shorter_than(options.min_characters))
@@ -134,6 +171,7 @@ def make_filters(options: TokenizeOptions) -> list[cleaning.Filter]:
 
 
 def _batches(documents: Iterable[Kept]) -> Iterator[list[Kept]]:
+    """The documents in batches of about BATCH_CHARACTERS."""
     batch: list[Kept] = []
     size = 0
     for document in documents:
@@ -146,12 +184,18 @@ def _batches(documents: Iterable[Kept]) -> Iterator[list[Kept]]:
         yield batch
 
 
-def _encode(batch: list[Kept], tokenizer: Tokenizer, token_dtype: str) -> tuple[NDArray, NDArray[np.void]]:
-    """The batch's tokens, each document followed by the end-of-document token, and its table."""
-    end = tokenizer.end_of_document
+def _encode(
+    batch: list[Kept], tokenizer: Tokenizer, token_dtype: str, counts: Counter[str]
+) -> tuple[NDArray, NDArray[np.void]]:
+    """The batch's tokens, each document between its control tokens, and its table (DOCUMENT). Counts unknown tokens."""
+    end, begin = tokenizer.end_of_document, tokenizer.beginning_of_document
+    before = () if begin is None else (begin,)
     ids = tokenizer.encode_batch([text for text, _, _ in batch])
-    lengths = np.array([len(tokens) + 1 for tokens in ids], np.int64)
-    flat = np.fromiter(itertools.chain.from_iterable((*tokens, end) for tokens in ids), token_dtype, int(lengths.sum()))
+    lengths = np.array([len(before) + len(tokens) + 1 for tokens in ids], np.int64)
+    tokens_of = itertools.chain.from_iterable((*before, *tokens, end) for tokens in ids)
+    flat = np.fromiter(tokens_of, token_dtype, int(lengths.sum()))
+    if tokenizer.unknown is not None and (unknown := int(np.count_nonzero(flat == tokenizer.unknown))):
+        counts[UNKNOWN] += unknown
     if np.count_nonzero(flat == end) != len(batch):
         raise DataError(
             f"the tokenizer gave the end-of-document id {end} for text inside a document; "
@@ -167,4 +211,5 @@ def _encode(batch: list[Kept], tokenizer: Tokenizer, token_dtype: str) -> tuple[
 
 
 def load_documents(work: Path, number: int) -> NDArray[np.void]:
+    """The table (DOCUMENT) of a finished task."""
     return np.fromfile(task_files(work, number).documents, DOCUMENT)

@@ -1,6 +1,6 @@
-"""Runs tasks on this process, on worker processes, or on MPI ranks. The result never depends on which.
+"""Runs function calls in this process, in worker processes of this machine, or on MPI ranks.
 
-Under `mpirun` rank 0 hands out tasks and the other ranks do them; everywhere else the processes are this machine's.
+Under `mpirun`, rank 0 distributes the calls and the other ranks run them. The results never depend on the choice.
 """
 
 import os
@@ -14,15 +14,19 @@ from typing import Any, cast
 from data_pipeline.errors import StorageError
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its arguments."""
 
 
 class Pool:
-    """Where calls are run. `run` gives (number of the call, its result) as they end, in any order."""
+    """Runs calls with an executor, or in this process if it is None."""
 
     def __init__(self, executor: Executor | None) -> None:
         self._executor = executor
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """Yields (number of the call, its result) as calls finish, in any order.
+
+        Errors of a call are raised here. StorageError if a worker process dies."""
         if self._executor is None or len(calls) < 2:
             for number, (function, arguments) in enumerate(calls):
                 yield number, function(*arguments)
@@ -33,14 +37,14 @@ class Pool:
                 yield numbers.pop(future), future.result()
         except BrokenProcessPool:
             raise StorageError(
-                "a worker process died, perhaps for lack of memory; start the same command again to go on where it "
-                "stopped, with fewer --workers if memory is short"
+                "a worker process died, possibly out of memory; run the same command again to continue, with fewer "
+                "--workers if memory is short"
             ) from None
 
 
 @contextmanager
 def open_pool(workers: int) -> Iterator[Pool]:
-    """`workers` processes, or this one if it is 1."""
+    """A pool of `workers` processes; 1: this process."""
     if workers == 1:
         yield Pool(None)
         return
@@ -52,13 +56,13 @@ def open_pool(workers: int) -> Iterator[Pool]:
 
 
 def under_mpi(env: Mapping[str, str]) -> bool:
-    """Started by mpirun with more than one rank (Open MPI, MPICH and Intel MPI tell their size so)."""
+    """Whether mpirun started this process with more than one rank (Open MPI, MPICH or Intel MPI)."""
     return any(int(env.get(name, "1")) > 1 for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
 
 
 @contextmanager
 def open_mpi_pool() -> Iterator[Pool | None]:
-    """Collective. The pool on rank 0; None on the others, which do its work until it is closed."""
+    """Collective. A pool on rank 0. The other ranks run its calls until it is closed, then get None."""
     os.environ.setdefault("MPI4PY_RC_RECV_MPROBE", "0")
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
@@ -68,4 +72,5 @@ def open_mpi_pool() -> Iterator[Pool | None]:
 
 
 def default_workers() -> int:
+    """Number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,53 +1,60 @@
-"""Blocks held in memory, within a number of bytes."""
+"""A cache of blocks in memory, with a limit in bytes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from data_pipeline.shards.shard_file import Rows
 
-Key = tuple[int, int]  # source, block
+Key = tuple[int, int]
+"""Number of the source, number of the block."""
 
 
 @dataclass
-class _Held:
+class _Entry:
     rows: Rows
-    windows: set[tuple[int, int]]  # (lane, window) of the order in which the block is used
+    windows: set[tuple[int, int]]
+    """The (lane, window) pairs of the order that use the block."""
 
 
 class BlockCache:
-    """A block is dropped when the schedule has passed it, or else when room is short, least recently used first."""
+    """Blocks of all sources. A block is dropped when the order has passed all its windows.
+
+    If the limit is reached earlier, the least recently used blocks are dropped."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.bytes = 0
         self.peak_bytes = 0
         self.dropped_early = 0
-        self._held: dict[Key, _Held] = {}
+        """Blocks that were dropped because of the limit."""
+        self._entries: dict[Key, _Entry] = {}
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._held
+        return key in self._entries
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def get(self, key: Key, window: tuple[int, int]) -> Rows:
-        held = self._held[key] = self._held.pop(key)  # now the last one used
-        held.windows.add(window)
-        return held.rows
+        """The rows of a cached block, which this (lane, window) uses."""
+        entry = self._entries[key] = self._entries.pop(key)  # moves it to the end: most recently used
+        entry.windows.add(window)
+        return entry.rows
 
     def put(self, key: Key, rows: Rows) -> None:
-        while self._held and self.bytes + rows.nbytes > self.limit_bytes:
-            self._drop(next(iter(self._held)))
+        """Adds a block, and drops others if the limit requires it."""
+        while self._entries and self.bytes + rows.nbytes > self.limit_bytes:
+            self._drop(next(iter(self._entries)))
             self.dropped_early += 1
-        self._held[key] = _Held(rows, set())
+        self._entries[key] = _Entry(rows, set())
         self.bytes += rows.nbytes
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
-    def release(self, source: int, passed: Callable[[int, int], bool]) -> None:
-        """Drop the source's blocks all of whose windows (lane, window) are passed."""
-        for key in [key for key in self._held if key[0] == source]:
-            if all(passed(*window) for window in self._held[key].windows):
+    def release(self, source: int, is_passed: Callable[[int, int], bool]) -> None:
+        """Drops the source's blocks for which `is_passed(lane, window)` is true for every window that uses them."""
+        for key in [key for key in self._entries if key[0] == source]:
+            if all(is_passed(*window) for window in self._entries[key].windows):
                 self._drop(key)
 
     def _drop(self, key: Key) -> None:
-        self.bytes -= self._held.pop(key).rows.nbytes
+        self.bytes -= self._entries.pop(key).rows.nbytes

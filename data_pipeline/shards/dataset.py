@@ -1,4 +1,4 @@
-"""A prepared data set, opened: its manifest, its tokenizer and the storages where it lies."""
+"""An opened data set: its manifest, its tokenizer and the storages from which it is read."""
 
 import json
 import tempfile
@@ -13,11 +13,12 @@ from data_pipeline.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 
 class DataSet:
-    """The manifest and the storages of a data set."""
+    """A prepared data set at a local or remote address, with an optional mirror."""
 
     def __init__(self, address: str, mirror: str | None = None) -> None:
+        """Reads the manifest. DataError if there is no data set, or the manifest is damaged."""
         self.address = address
-        self.storages = [open_storage(place) for place in (address, mirror) if place is not None]
+        self.storages = [open_storage(where) for where in (address, mirror) if where is not None]
         self.manifest: Manifest = parse_manifest(self._read(NAME), address)
         self._downloaded: tempfile.TemporaryDirectory[str] | None = None
 
@@ -33,7 +34,7 @@ class DataSet:
         return bytes(answer)
 
     def tokenizer_dir(self) -> Path:
-        """A local folder with the tokenizer's files, verified."""
+        """A local folder with the tokenizer's files, verified. DataError if one is damaged."""
         contents = {name: self._read(f"tokenizer/{name}") for name in self.manifest.tokenizer}
         for name, content in contents.items():
             if xxhash.xxh3_128_hexdigest(content) != self.manifest.tokenizer[name]:
@@ -47,13 +48,15 @@ class DataSet:
         return Path(self._downloaded.name)
 
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the data set was built with."""
         return load_tokenizer(self.tokenizer_dir())
 
     def files(self) -> list[str]:
-        """The addresses of the input files."""
+        """The addresses of the input files, by number."""
         return json.loads(self._read(FILES))
 
     def close(self) -> None:
+        """Deletes the downloaded tokenizer, if there is one."""
         if self._downloaded is not None:
             self._downloaded.cleanup()
             self._downloaded = None

@@ -1,64 +1,62 @@
-"""Reads rows of a data set: each block is verified when it is first touched.
+"""Reads rows of a data set. Each block is verified when it is first used.
 
-A read that fails or a block that is damaged is tried again, then taken from the mirror. If that fails as well, the run
-stops and names shard, block and rows; or, if quarantine is allowed, the block is replaced by the next good one, which
-is the same on all ranks, and the replacement is part of the saved state.
+A block that cannot be read or is damaged is read again, then from the mirror. If that fails too, the run stops with an
+error that names shard, block and rows. If quarantine is allowed, the block is quarantined instead (see quarantine.py).
 """
 
-import logging
 from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
+from data_pipeline.shards.block_index import BlockIndex
 from data_pipeline.shards.cache import BlockCache
 from data_pipeline.shards.dataset import DataSet
-from data_pipeline.shards.manifest import Split
+from data_pipeline.shards.quarantine import Quarantine
 from data_pipeline.shards.shard_file import (
     HEADER_BYTES,
+    RowNumbers,
     Rows,
-    ShardIndex,
     ShardShape,
     decode_origins,
     decode_rows,
-    header,
-    index_checksum,
-    read_index,
+    problem_of_rows,
 )
-from data_pipeline.shards.storage import LocalStorage, Span, read_checked
-from data_pipeline.stream.order import Indices
-
-log = logging.getLogger(__name__)
+from data_pipeline.shards.storage import LocalStorage, read_checked
 
 
 class RowReader:
-    """The rows of one split of a data set."""
+    """The rows of one split of a data set.
 
-    def __init__(self, dataset: DataSet, split: str, source: int, cache: BlockCache, quarantine: bool = False) -> None:
+    Local uncompressed shards are mapped into memory, and rows are taken from the map. All other blocks, and blocks that
+    only the mirror has undamaged, are read into the cache."""
+
+    def __init__(
+        self, dataset: DataSet, split: str, source: int, cache: BlockCache, allow_quarantine: bool = False
+    ) -> None:
+        """`source` is the number under which the cache keeps the blocks of this reader."""
         manifest = dataset.manifest
-        self._dataset, self._name, self._source, self._cache = dataset, split, source, cache
-        self._split: Split = manifest.splits[split]
-        self.rows = self._split.rows
+        self._dataset, self._split, self._source, self._cache = dataset, split, source, cache
         self._block_rows = manifest.block_rows
-        self._shapes = [manifest.shape(shard.rows) for shard in self._split.shards]
-        self._blocks_per_shard = max(1, self._shapes[0].blocks if self._shapes else 1)
-        self.blocks = -(-self.rows // self._block_rows)
+        self._index = BlockIndex(dataset, split)
+        self.rows = manifest.splits[split].rows
         self.shape: ShardShape = manifest.shape(self.rows)
-        self._quarantine = quarantine
-        self.quarantined: dict[int, str] = {}
-        self._indexes: dict[int, ShardIndex] = {}
-        mapped = isinstance(dataset.storages[0], LocalStorage) and manifest.compression == "none"
-        self.cached = not mapped
-        """Whether blocks go through the cache: all, or some that the mirror gave."""
-        self._diverted = np.full(self.blocks, True) if self.cached else np.zeros(self.blocks, bool)
-        self._verified = np.zeros(self.blocks, bool)  # of the others, which are taken from the map
+        self.blocks = self.shape.blocks
+        self.quarantine = Quarantine(self.rows, manifest.block_rows, allow_quarantine)
+        is_mapped = isinstance(dataset.storages[0], LocalStorage) and manifest.compression == "none"
+        self.uses_cache = not is_mapped
+        """Whether any block is read through the cache."""
+        self._through_cache = np.full(self.blocks, not is_mapped)
+        self._verified = np.zeros(self.blocks, bool)  # blocks of the map
         self._matrices: dict[int, Rows] = {}
 
-    def cut_rows(self, rows: Indices, cuts: int, lanes: Indices, windows: Indices) -> tuple[Rows, NDArray[np.int64]]:
-        """Tokens, and numbers of tokens in use, of rows when each stored row is cut into `cuts` rows."""
+    def cut_rows(self, rows: RowNumbers, cuts: int, lanes: RowNumbers, windows: RowNumbers) -> tuple[Rows, RowNumbers]:
+        """Tokens and numbers of tokens in use, if each stored row is cut into `cuts` rows.
+
+        Shapes (len(rows), row_tokens / cuts) and (len(rows),). For `lanes` and `windows` see `gather`. DataError if a
+        block is damaged."""
         stored, part = np.divmod(rows, cuts)
         records = self.gather(stored, lanes, windows)
         prefix = self.shape.prefix
@@ -72,149 +70,116 @@ class RowReader:
 
     @cached_property
     def files(self) -> list[str]:
-        """The addresses of the input files."""
+        """The addresses of the input files, by number."""
         return self._dataset.files()
 
-    def gather(self, rows: Indices, lanes: Indices, windows: Indices) -> Rows:
-        """[len(rows), row_items], a copy. `lanes` and `windows` tell the cache how long the blocks are wanted."""
+    def gather(self, rows: RowNumbers, lanes: RowNumbers, windows: RowNumbers) -> Rows:
+        """A copy of the stored rows. Shape (len(rows), row_items). DataError if a block is damaged.
+
+        `lanes` and `windows` of the order tell the cache how long it must keep the blocks."""
         while True:
-            wanted = self.without_quarantined(rows) if self.quarantined else rows
+            wanted = self.quarantine.replace(rows)
             blocks = wanted // self._block_rows
             missing = self._missing(blocks)
             if not missing or self._load(missing):
                 break
-        direct = ~self._diverted[blocks]
-        if direct.all():
-            return self._take(wanted, blocks)
+        is_mapped = ~self._through_cache[blocks]
+        if is_mapped.all():
+            return self._take_mapped(wanted, blocks)
         out = np.empty((len(wanted), self.shape.row_items), self.shape.dtype)
-        if direct.any():
-            out[direct] = self._take(wanted[direct], blocks[direct])
-        for place in np.flatnonzero(~direct).tolist():
-            key = (self._source, int(blocks[place]))
-            if key not in self._cache:  # dropped for lack of room since it was loaded
+        if is_mapped.any():
+            out[is_mapped] = self._take_mapped(wanted[is_mapped], blocks[is_mapped])
+        for i in np.flatnonzero(~is_mapped).tolist():
+            key = (self._source, int(blocks[i]))
+            if key not in self._cache:  # dropped since it was loaded, because the cache is small
                 self._load([key[1]])
-            held = self._cache.get(key, (int(lanes[place]), int(windows[place])))
-            out[place] = held[wanted[place] % self._block_rows]
+            block = self._cache.get(key, (int(lanes[i]), int(windows[i])))
+            out[i] = block[wanted[i] % self._block_rows]
         return out
 
-    def _missing(self, blocks: Indices) -> list[int]:
-        direct = ~self._diverted[blocks]
-        unknown = direct & ~self._verified[blocks]
-        if direct.all() and not unknown.any():
+    def _missing(self, blocks: RowNumbers) -> list[int]:
+        """The blocks that are neither verified nor cached."""
+        is_mapped = ~self._through_cache[blocks]
+        unverified = is_mapped & ~self._verified[blocks]
+        if is_mapped.all() and not unverified.any():
             return []
         return [
             block
-            for block in np.unique(blocks[unknown | ~direct]).tolist()
-            if not self._diverted[block] or (self._source, block) not in self._cache
+            for block in np.unique(blocks[unverified | ~is_mapped]).tolist()
+            if not self._through_cache[block] or (self._source, block) not in self._cache
         ]
 
-    def _take(self, rows: Indices, blocks: Indices) -> Rows:
-        shards = blocks // self._blocks_per_shard
+    def _take_mapped(self, rows: RowNumbers, blocks: RowNumbers) -> Rows:
+        shards = blocks // self._index.blocks_per_shard
+        shard_rows = self._index.blocks_per_shard * self._block_rows
         first = int(shards[0])
         if (shards == first).all():
-            return self._matrix(first).take(rows - first * self._blocks_per_shard * self._block_rows, axis=0)
+            return self._matrix(first).take(rows - first * shard_rows, axis=0)
         out = np.empty((len(rows), self.shape.row_items), self.shape.dtype)
         for shard in np.unique(shards).tolist():
             chosen = shards == shard
-            out[chosen] = self._matrix(shard)[rows[chosen] - shard * self._blocks_per_shard * self._block_rows]
+            out[chosen] = self._matrix(shard)[rows[chosen] - shard * shard_rows]
         return out
 
     def _matrix(self, shard: int) -> Rows:
-        """All rows of a mapped shard."""
+        """All rows of a mapped shard. Shape (rows, row_items)."""
         if shard not in self._matrices:
-            storage, shape = self._dataset.storages[0], self._shapes[shard]
+            storage, shape = self._dataset.storages[0], self._index.shapes[shard]
             assert isinstance(storage, LocalStorage)
             items = shape.rows * shape.row_items
-            whole = np.frombuffer(storage.map(self._split.shards[shard].file), shape.dtype, items, HEADER_BYTES)
-            self._matrices[shard] = whole.reshape(shape.rows, shape.row_items)
+            flat = np.frombuffer(storage.map(self._index.file(shard)), shape.dtype, items, HEADER_BYTES)
+            self._matrices[shard] = flat.reshape(shape.rows, shape.row_items)
         return self._matrices[shard]
 
     def _load(self, blocks: Sequence[int]) -> bool:
-        """Verify the blocks and keep them at hand. False if some were quarantined."""
-        places = [divmod(block, self._blocks_per_shard) for block in blocks]
-        spans, sums = [], []
-        for shard, local in places:
-            index = self._index(shard)
-            begin, end = index.data_offsets[local : local + 2].tolist()
-            spans.append(Span(self._split.shards[shard].file, begin, end))
-            sums.append(int(index.data_sums[local]))
-        answers = read_checked(self._dataset.storages, spans, lambda number, data: _differs(data, sums[number]))
-        for block, (shard, local), answer in zip(blocks, places, answers, strict=True):
+        """Reads and verifies the blocks, and caches those that are not mapped. False if some were quarantined."""
+        stored = [self._index.data(block) for block in blocks]
+        answers = read_checked(
+            self._dataset.storages,
+            [block.span for block in stored],
+            lambda number, data: stored[number].problem(data),
+        )
+        for block, answer in zip(blocks, answers, strict=True):
+            shard, local = self._index.locate(block)
             if isinstance(answer, DataError):
-                self._give_up(block, shard, answer)
+                self.quarantine.add(block, self._describe(block, shard), self._dataset.address, answer)
                 continue
-            rows = decode_rows(answer, self._shapes[shard], local)
-            if not self._diverted[block] and self._is_mapped(rows, shard):
+            try:
+                rows = self._decode(answer, shard, local)
+            except DataError as error:
+                self.quarantine.add(block, self._describe(block, shard), self._dataset.address, error)
+                continue
+            if not self._through_cache[block] and self._is_mapped(rows, shard):
                 self._verified[block] = True
             else:
-                self._diverted[block] = self.cached = True
+                self._through_cache[block] = self.uses_cache = True
                 self._cache.put((self._source, block), rows)
-        return all(block not in self.quarantined for block in blocks)
+        return all(block not in self.quarantine.reasons for block in blocks)
+
+    def _decode(self, stored: bytes | memoryview, shard: int, block: int) -> Rows:
+        """The rows of a block. DataError if they cannot be right, though the checksum is."""
+        rows = decode_rows(stored, self._index.shapes[shard], block)
+        if problem := problem_of_rows(rows, self.shape, self._dataset.manifest.vocab_size):
+            raise DataError(problem)
+        return rows
 
     def _is_mapped(self, rows: Rows, shard: int) -> bool:
-        """Whether these rows are the mapped file's own, and not the mirror's."""
+        """Whether these rows are in the mapped file, and not read from the mirror."""
         try:
             return np.may_share_memory(rows, self._matrix(shard))
-        except (OSError, ValueError):  # there is no such file here, or it is too short
+        except (OSError, ValueError):  # the file is missing or truncated
             return False
 
-    def _give_up(self, block: int, shard: int, error: DataError) -> None:
-        rows = range(block * self._block_rows, min((block + 1) * self._block_rows, self.rows))
-        where = f"{self._split.shards[shard].file}, block {block}, {self._name} rows {rows.start} to {rows.stop - 1}"
-        if not self._quarantine:
-            raise type(error)(
-                f"{where} of {self._dataset.address}: {error}. Restore the file, give data.sources a mirror, or set "
-                f"data.on_bad_block to quarantine to train without the block"
-            )
-        self.quarantined[block] = str(error)
-        log.warning("quarantined %s of %s: %s", where, self._dataset.address, error)
-        if len(self.quarantined) == self.blocks:
-            raise DataError(f"every block of {self._dataset.address} is quarantined; restore the data set")
-
-    def without_quarantined(self, rows: Indices) -> Indices:
-        """Rows of a quarantined block become rows of the next good block."""
-        out = rows.copy()
-        for bad in np.intersect1d(rows // self._block_rows, list(self.quarantined)).tolist():
-            good = (bad + 1) % self.blocks
-            while good in self.quarantined:
-                good = (good + 1) % self.blocks
-            chosen = rows // self._block_rows == bad
-            size = min(self._block_rows, self.rows - good * self._block_rows)
-            out[chosen] = good * self._block_rows + rows[chosen] % self._block_rows % size
-        return out
-
-    def _index(self, shard: int) -> ShardIndex:
-        if shard not in self._indexes:
-            entry, shape = self._split.shards[shard], self._shapes[shard]
-            spans = [Span(entry.file, 0, HEADER_BYTES), Span(entry.file, entry.bytes - shape.index_bytes, entry.bytes)]
-            expected = header(shape)
-            answers = read_checked(
-                self._dataset.storages,
-                spans,
-                lambda number, data: (
-                    ("the header is damaged" if bytes(data) != expected else None)
-                    if number == 0
-                    else (None if index_checksum(expected, bytes(data)) == entry.xxh3 else "the index is damaged")
-                ),
-            )
-            for answer in answers:
-                if isinstance(answer, DataError):
-                    raise type(answer)(f"{answer}; restore the file or give data.sources a mirror")
-            self._indexes[shard] = read_index(bytes(answers[1]), shape)  # type: ignore[arg-type]
-        return self._indexes[shard]
+    def _describe(self, block: int, shard: int) -> str:
+        first = block * self._block_rows
+        last = min(first + self._block_rows, self.rows) - 1
+        return f"{self._index.file(shard)}, block {block}, {self._split} rows {first} to {last}"
 
     def origins(self, block: int) -> tuple[NDArray[np.uint32], NDArray[np.void]]:
-        """Where the pieces of each row of the block begin, and the pieces, see shards.PIECE."""
-        shard, local = divmod(block, self._blocks_per_shard)
-        index = self._index(shard)
-        begin, end = index.origin_offsets[local : local + 2].tolist()
-        checksum = int(index.origin_sums[local])
-        span = Span(self._split.shards[shard].file, begin, end)
-        (answer,) = read_checked(self._dataset.storages, [span], lambda number, data: _differs(data, checksum))
+        """The first piece of each row of the block, and the pieces (PIECE). DataError if they are damaged."""
+        stored = self._index.origins(block)
+        (answer,) = read_checked(self._dataset.storages, [stored.span], lambda number, data: stored.problem(data))
         if isinstance(answer, DataError):
             raise answer
-        return decode_origins(bytes(answer), self._shapes[shard], local)
-
-
-def _differs(data: bytes | memoryview, checksum: int) -> str | None:
-    return None if xxhash.xxh3_64_intdigest(data) == checksum else "the checksum is wrong"
+        shard, local = self._index.locate(block)
+        return decode_origins(bytes(answer), self._index.shapes[shard], local)

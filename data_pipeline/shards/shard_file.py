@@ -1,13 +1,13 @@
-"""One shard file: rows of tokens in blocks, what each row holds in blocks beside them, and a checksum for each block.
+"""The format of a shard: rows of tokens in blocks, the origins of the rows in other blocks, a checksum for each block.
 
     header    64 bytes, see _HEADER
     data      blocks of `block_rows` rows. A row is its number of tokens in use (uint32) and `row_tokens` tokens
-    origins   for each block: where the pieces of each row begin (uint32, rows + 1), then the pieces (see PIECE)
+    origins   for each data block: the first piece of each row (uint32, rows + 1), then the pieces (see PIECE)
     index     uint64 arrays: data offsets (blocks + 1), data checksums, origin offsets (blocks + 1), origin checksums
 
-Everything is little-endian; checksums are xxh3 of 64 bits over the bytes as stored. With compression "zstd" each block
-is one frame. Training reads the data blocks alone. A piece of a document in a row ends with the end-of-document token,
-with the row, or where the row's used part ends; so boundaries need no list of their own.
+Everything is little-endian. Checksums are 64-bit xxh3 over the bytes as stored. With compression "zstd" each block is
+one frame. Training reads only the data blocks: a piece of a document ends with the end-of-document token, with the row,
+or with the used part of the row, so boundaries are not stored there.
 """
 
 import struct
@@ -21,14 +21,17 @@ import xxhash
 import zstandard
 from numpy.typing import NDArray
 
+from data_pipeline.atomic_file import open_atomic
 from data_pipeline.errors import DataError
-from data_pipeline.whole_file import open_whole
 
 Compression = Literal["none", "zstd"]
 Rows = NDArray[np.uint16] | NDArray[np.uint32]
+"""Rows of tokens."""
+RowNumbers = NDArray[np.int64]
 
 PIECE = np.dtype([("start", "<u4"), ("file", "<u4"), ("document", "<u8"), ("offset", "<u8")])
-"""A document's piece in a row: first position in the row, input file, number in that file, its first token there."""
+"""A piece of a document in a row: its first position in the row, the input file, the document's number in that file,
+and the document's first token in the piece."""
 
 _MAGIC = b"KEEPSTEP"
 _VERSION = 1
@@ -38,41 +41,51 @@ HEADER_BYTES = _HEADER.size
 
 @dataclass(frozen=True)
 class ShardShape:
-    """All that fixes a shard's layout."""
+    """The layout of a shard."""
 
     rows: int
     row_tokens: int
+    """Tokens per row."""
     block_rows: int
+    """Rows per block; the last block may have fewer."""
     token_bytes: int
+    """Bytes per token: 2 or 4."""
     compression: Compression = "none"
 
     @property
     def dtype(self) -> np.dtype:
+        """Type of a token."""
         return np.dtype("<u2") if self.token_bytes == 2 else np.dtype("<u4")
 
     @property
     def prefix(self) -> int:
-        """Items before a row's tokens: the number of tokens in use."""
+        """Items (of the tokens' type) before a row's tokens. They store the number of tokens in use."""
         return 4 // self.token_bytes
 
     @property
     def row_items(self) -> int:
+        """Items (of the tokens' type) in a stored row."""
         return self.prefix + self.row_tokens
 
     @property
     def blocks(self) -> int:
+        """Number of blocks."""
         return -(-self.rows // self.block_rows)
 
     @property
     def index_bytes(self) -> int:
+        """Size of the index in bytes."""
         return (4 * self.blocks + 2) * 8
 
     def rows_of_block(self, block: int) -> int:
+        """Number of rows in the block."""
         return min(self.block_rows, self.rows - block * self.block_rows)
 
 
 @dataclass(frozen=True)
 class ShardIndex:
+    """Where the blocks of a shard begin, in bytes, and their checksums. Offsets have one more entry: the end."""
+
     data_offsets: NDArray[np.uint64]
     data_sums: NDArray[np.uint64]
     origin_offsets: NDArray[np.uint64]
@@ -81,19 +94,24 @@ class ShardIndex:
 
 @dataclass(frozen=True)
 class Block:
-    """What the writer is given: rows as stored, and their pieces."""
+    """A block to write: its rows and their pieces."""
 
-    rows: Rows  # [rows, row_items]
-    piece_start: NDArray[np.uint32]  # [rows + 1]
-    pieces: NDArray[np.void]  # PIECE
+    rows: Rows
+    """Rows as stored. Shape (rows, row_items)."""
+    piece_start: NDArray[np.uint32]
+    """First piece of each row, and the number of pieces. Shape (rows + 1,)."""
+    pieces: NDArray[np.void]
+    """The pieces (PIECE) of all rows, in order."""
 
 
 def write_shard(path: Path, shape: ShardShape, blocks: Iterator[Block]) -> str:
-    """Write under a passing name, then rename. Returns the checksum of header and index, which covers everything."""
+    """Writes the shard; it gets its name once it is complete. Returns the checksum of the header and the index.
+
+    The index has the checksums of all blocks, so this checksum covers every byte."""
     compress = zstandard.ZstdCompressor(level=3).compress if shape.compression == "zstd" else bytes
     origins: list[bytes] = []
     data_sums, data_offsets = [], [HEADER_BYTES]
-    with open_whole(path) as file:
+    with open_atomic(path) as file:
         file.write(header(shape))
         for block in blocks:
             data = compress(np.ascontiguousarray(block.rows).tobytes())
@@ -111,6 +129,7 @@ def write_shard(path: Path, shape: ShardShape, blocks: Iterator[Block]) -> str:
 
 
 def header(shape: ShardShape) -> bytes:
+    """The shard's first HEADER_BYTES bytes."""
     return _HEADER.pack(
         _MAGIC,
         _VERSION,
@@ -123,6 +142,7 @@ def header(shape: ShardShape) -> bytes:
 
 
 def read_header(data: bytes, name: str) -> ShardShape:
+    """The layout that a shard's first bytes state. DataError if they are not a shard of this version."""
     if len(data) < HEADER_BYTES or not data.startswith(_MAGIC):
         raise DataError(f"{name} is not a shard: it does not begin with {_MAGIC.decode()}")
     _, version, token_bytes, row_tokens, block_rows, compressed, rows = _HEADER.unpack(data[:HEADER_BYTES])
@@ -132,26 +152,45 @@ def read_header(data: bytes, name: str) -> ShardShape:
 
 
 def read_index(data: bytes, shape: ShardShape) -> ShardIndex:
+    """The index from the shard's last bytes."""
     ends = np.cumsum([shape.blocks + 1, shape.blocks, shape.blocks + 1])
     return ShardIndex(*np.split(np.frombuffer(data, "<u8"), ends))
 
 
 def index_checksum(header_bytes: bytes, index_bytes: bytes) -> str:
+    """The checksum that the manifest stores for a shard."""
     return xxhash.xxh3_64_hexdigest(header_bytes + index_bytes)
 
 
 def decode_rows(stored: bytes | memoryview, shape: ShardShape, block: int) -> Rows:
-    """[rows of the block, row_items], read-only."""
+    """The rows of a stored block, read-only. Shape (rows of the block, row_items). DataError if the size is wrong."""
     rows = shape.rows_of_block(block)
-    plain = _decompress(stored, shape, rows * shape.row_items * shape.token_bytes)
+    size = rows * shape.row_items * shape.token_bytes
+    try:
+        plain = _decompress(stored, shape, size)
+    except zstandard.ZstdError as error:
+        raise DataError(f"the block cannot be decompressed: {error}") from None
+    if len(plain) != size:
+        raise DataError(f"the block has {len(plain)} bytes instead of {size}")
     return np.frombuffer(plain, shape.dtype).reshape(rows, shape.row_items)
 
 
+def problem_of_rows(rows: Rows, shape: ShardShape, vocab_size: int) -> str | None:
+    """What is wrong with the numbers in the rows of a block, or None."""
+    largest = int(rows[:, shape.prefix :].max())
+    if largest >= vocab_size:
+        return f"token id {largest} is not in the vocabulary of {vocab_size} tokens"
+    used = int(np.ascontiguousarray(rows[:, : shape.prefix]).view("<u4").max())
+    if used > shape.row_tokens:
+        return f"a row of {shape.row_tokens} tokens has {used} in use"
+    return None
+
+
 def decode_origins(stored: bytes, shape: ShardShape, block: int) -> tuple[NDArray[np.uint32], NDArray[np.void]]:
-    """Where the pieces of each row begin, and the pieces."""
+    """The first piece of each row, shape (rows of the block + 1,), and the pieces (PIECE)."""
     plain = _decompress(stored, shape, None)
-    head = 4 * (shape.rows_of_block(block) + 1)
-    return np.frombuffer(plain[:head], "<u4"), np.frombuffer(plain[head:], PIECE)
+    starts_bytes = 4 * (shape.rows_of_block(block) + 1)
+    return np.frombuffer(plain[:starts_bytes], "<u4"), np.frombuffer(plain[starts_bytes:], PIECE)
 
 
 def _decompress(stored: bytes | memoryview, shape: ShardShape, size: int | None) -> bytes | memoryview:

@@ -1,4 +1,4 @@
-"""Bytes of a prepared data set: a local folder, mapped into memory, or any address that fsspec knows, in ranges."""
+"""Reads byte ranges of a data set, from a local folder that is mapped into memory or from an fsspec address."""
 
 import logging
 import mmap
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes [start, end) of a file; end null: to its end."""
+    """Bytes [start, end) of a file; `end` None: to the end of the file."""
 
     file: str
     start: int = 0
@@ -28,39 +28,58 @@ class Span:
 
 
 class Storage(Protocol):
+    """A folder of files, local or remote."""
+
     address: str
     attempts: int
+    """Number of times to try a read that fails."""
 
     def read(self, spans: Sequence[Span]) -> list[bytes | memoryview | Exception]:
-        """All at once; an exception in place of what could not be read."""
+        """The bytes of each span, read in parallel; an exception in place of a span that could not be read."""
+        ...
+
+    def size(self, file: str) -> int | None:
+        """The size of the file in bytes; None if the storage does not state it."""
         ...
 
 
 class LocalStorage:
-    attempts = 1  # the same bytes would come again
+    """A local folder, whose files are mapped into memory."""
+
+    attempts = 1  # a second read would give the same bytes
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._maps: dict[str, memoryview] = {}
 
     def map(self, file: str) -> memoryview:
-        """The whole file, read as it is touched."""
+        """The whole file. The system reads a page when it is first accessed."""
         if file not in self._maps:
             with (Path(self.address) / file).open("rb") as opened:
                 self._maps[file] = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
         return self._maps[file]
 
+    def size(self, file: str) -> int | None:
+        """The size of the file in bytes; None if it cannot be mapped."""
+        try:
+            return len(self.map(file))
+        except (OSError, ValueError):
+            return None
+
     def read(self, spans: Sequence[Span]) -> list[bytes | memoryview | Exception]:
+        """The bytes of each span, or an exception. Views of the maps, not copies."""
         out: list[bytes | memoryview | Exception] = []
         for span in spans:
             try:
-                out.append(_whole(self.map(span.file)[span.start : span.end], span))
+                out.append(_complete(self.map(span.file)[span.start : span.end], span))
             except (OSError, ValueError) as error:
                 out.append(error)
         return out
 
 
 class RemoteStorage:
+    """An address that fsspec can read, such as s3:// or https://."""
+
     attempts = ATTEMPTS
 
     def __init__(self, address: str) -> None:
@@ -77,23 +96,33 @@ class RemoteStorage:
         except (ImportError, ValueError) as error:
             raise DataError(f"cannot open {address}: {error}") from error
 
+    def size(self, file: str) -> int | None:
+        """The size of the file in bytes; None if the storage does not state it."""
+        try:
+            return self._system.size(f"{self._path.rstrip('/')}/{file}")
+        except Exception:  # object-store libraries raise many types; `read` reports a file that is missing
+            return None
+
     def read(self, spans: Sequence[Span]) -> list[bytes | memoryview | Exception]:
+        """The bytes of each span, or an exception. The requests run in parallel."""
         paths = [f"{self._path.rstrip('/')}/{span.file}" for span in spans]
         starts, ends = [span.start for span in spans], [span.end for span in spans]
         try:
             answers = self._system.cat_ranges(paths, starts, ends, on_error="return")
-        except Exception as error:  # libraries of object stores raise what they like
+        except Exception as error:  # object-store libraries raise many types
             return [error] * len(spans)
-        return [_whole(answer, span) for answer, span in zip(answers, spans, strict=True)]
+        return [_complete(answer, span) for answer, span in zip(answers, spans, strict=True)]
 
 
-def _whole(answer: bytes | memoryview | Exception, span: Span) -> bytes | memoryview | Exception:
+def _complete(answer: bytes | memoryview | Exception, span: Span) -> bytes | memoryview | Exception:
+    """The answer, or an error if it has fewer bytes than the span."""
     if isinstance(answer, Exception) or span.end is None or len(answer) == span.end - span.start:
         return answer
-    return OSError(f"{len(answer)} bytes came instead of {span.end - span.start}")
+    return OSError(f"got {len(answer)} bytes instead of {span.end - span.start}")
 
 
 def open_storage(address: str) -> LocalStorage | RemoteStorage:
+    """The storage at a local path or an address. DataError if fsspec does not know the kind of address."""
     return RemoteStorage(address) if "://" in address else LocalStorage(address)
 
 
@@ -102,34 +131,35 @@ def read_checked(
     spans: Sequence[Span],
     check: Callable[[int, bytes | memoryview], str | None],
 ) -> list[bytes | memoryview | DataError]:
-    """Each span from the first storage that gives it whole: again with growing pauses, then from the next storage.
+    """The bytes of each span, from the first storage that has them undamaged.
 
-    `check(number of the span, bytes)` says what is wrong with them, if anything. What fails everywhere is returned as a
-    StorageError if it could not be read, a DataError if it is damaged.
-    """
+    A read that fails is tried again with growing pauses, then from the next storage. `check(number of the span, bytes)`
+    returns what is wrong with the bytes, or None. A span that fails everywhere is returned as an error: StorageError if
+    it could not be read, DataError if it is damaged."""
     out: list[bytes | memoryview | DataError] = [DataError("never read")] * len(spans)
-    left = list(range(len(spans)))
+    remaining = list(range(len(spans)))
     for storage in storages:
         for attempt in range(storage.attempts):
-            answers = storage.read([spans[number] for number in left])
-            for number, answer in zip(left, answers, strict=True):
-                out[number] = _judge(storage, spans[number], answer, lambda data, n=number: check(n, data))
-            left = [number for number in left if isinstance(out[number], DataError)]
-            if not left:
+            answers = storage.read([spans[number] for number in remaining])
+            for number, answer in zip(remaining, answers, strict=True):
+                out[number] = _verified(storage, spans[number], answer, lambda data, n=number: check(n, data))
+            remaining = [number for number in remaining if isinstance(out[number], DataError)]
+            if not remaining:
                 return out
             if attempt + 1 < storage.attempts:
                 pause = FIRST_PAUSE_SECONDS * 2**attempt * (1 + random.random()) / 2
-                log.warning("%s; trying again in %.1f s", out[left[0]], pause)
+                log.warning("%s; trying again in %.1f s", out[remaining[0]], pause)
                 time.sleep(pause)
     return out
 
 
-def _judge(
+def _verified(
     storage: Storage,
     span: Span,
     answer: bytes | memoryview | Exception,
     check: Callable[[bytes | memoryview], str | None],
 ) -> bytes | memoryview | DataError:
+    """The answer if it passes the check, else an error that names the address and the bytes."""
     where = f"{storage.address}/{span.file}, bytes {span.start} to {'the end' if span.end is None else span.end}"
     if isinstance(answer, Exception):
         return StorageError(f"cannot read {where}: {answer or type(answer).__name__}")

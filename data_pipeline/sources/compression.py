@@ -1,4 +1,4 @@
-"""Bytes of a file, decompressed if they are compressed: by what the file holds, never by its name."""
+"""Decompresses input files. The compression is detected from the content, never from the name."""
 
 import gzip
 import io
@@ -11,38 +11,39 @@ import zstandard
 
 from data_pipeline.errors import DataError
 
-Kind = Literal["plain", "gzip", "zstd", "xz"]
+InputCompression = Literal["none", "gzip", "zstd", "xz"]
 HEAD_BYTES = 1 << 16
 READ_BYTES = 1 << 20
 
-_MAGIC: dict[Kind, bytes] = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\x00"}
-_ZSTD_INPUT_BYTES = 256  # what comes out at once is at most 2**15 times as much: 8 MiB
+_MAGIC: dict[InputCompression, bytes] = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\x00"}
+_ZSTD_INPUT_BYTES = 256  # zstd expands by at most 2**15, so one call returns at most 8 MiB
 
 
-def kind_of(head: bytes) -> Kind:
-    for kind, magic in _MAGIC.items():
+def compression_of(head: bytes) -> InputCompression:
+    """The compression of a file that begins with these bytes."""
+    for compression, magic in _MAGIC.items():
         if head.startswith(magic):
-            return kind
-    return "plain"
+            return compression
+    return "none"
 
 
-def chunks(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """The decompressed content in pieces. DataError if it is cut short or damaged."""
+def decompressed(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The decompressed content in chunks. DataError if the file is truncated or damaged."""
     head = file.read(HEAD_BYTES)
-    kind = kind_of(head)
-    whole = cast(BinaryIO, _Rejoined(head, file))
+    compression = compression_of(head)
+    from_start = cast(BinaryIO, _Rejoined(head, file))
     try:
-        match kind:
-            case "plain":
-                yield from _read_all(whole)
+        match compression:
+            case "none":
+                yield from _read_all(from_start)
             case "gzip":
-                yield from _read_all(gzip.GzipFile(fileobj=whole))
+                yield from _read_all(gzip.GzipFile(fileobj=from_start))
             case "xz":
-                yield from _read_all(lzma.LZMAFile(whole))  # noqa: SIM115 - the caller closes what is below
+                yield from _read_all(lzma.LZMAFile(from_start))  # noqa: SIM115 - the caller closes `file`
             case "zstd":
-                yield from _zstd_frames(whole)
+                yield from _zstd_frames(from_start)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError, zlib.error) as error:
-        raise DataError(f"{name} is {kind}, but damaged or cut short: {error}; fetch it again") from None
+        raise DataError(f"{name} is {compression}, but damaged or truncated: {error}; fetch it again") from None
 
 
 def _read_all(file: BinaryIO | gzip.GzipFile | lzma.LZMAFile) -> Iterator[bytes]:
@@ -65,7 +66,7 @@ def _zstd_frames(file: BinaryIO) -> Iterator[bytes]:
 
 
 class _Rejoined(io.RawIOBase):
-    """A file whose first bytes were read already. It need not be seekable."""
+    """A file whose first bytes were already read. The file need not be seekable."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head, self._rest = head, rest

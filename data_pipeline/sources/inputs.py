@@ -1,37 +1,56 @@
-"""Which files are read, and how the work on them is cut into tasks.
+"""Finds the files that the user's inputs name.
 
 An input is a file, a folder (all files below it), a glob, any address that fsspec knows (s3://, gs://, https://, ...),
-or `hf:NAME[@CONFIG][:SPLIT]` for a data set of Hugging Face, by name or local path. The cut depends on the files alone,
-never on the number of workers.
+or `hf:NAME[@CONFIG][:SPLIT]` for a Hugging Face data set, by name or local path.
 """
 
 import glob
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import logging
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fsspec.core import url_to_fs
 
 from data_pipeline.errors import DataError
-from data_pipeline.sources.files import HUGGING_FACE, InputFile, Part, Task, is_address
+from data_pipeline.sources.files import InputFile, is_remote, local_file, remote_file
+from data_pipeline.sources.hugging_face import is_hugging_face, list_hugging_face
+
+log = logging.getLogger(__name__)
+
+_LOCAL_PROTOCOLS = ("file://", "local://")
 
 
 def list_inputs(inputs: Sequence[str]) -> list[InputFile]:
-    """In the order of the inputs, sorted by name within a folder or glob. DataError if one of them matches nothing."""
-    files: list[InputFile] = []
-    for text in inputs:
-        if text.startswith(HUGGING_FACE):
-            from data_pipeline.sources.hugging_face import list_hugging_face
+    """The files of all inputs, in the order of the inputs; files of a folder or glob are sorted by name.
 
-            found = list_hugging_face(text)
-        elif is_address(text):
-            found = list(_list_remote(text))
-        else:
-            found = list(_list_local(text))
-        if not found:
-            raise DataError(f"no file matches {text}; check the path (folders are searched, hidden files left out)")
-        files += found
-    return files
+    A file that several inputs or links name is listed once. DataError if an input matches nothing."""
+    files: dict[str, InputFile] = {}
+    repeated = 0
+    for text in inputs:
+        if not (found := _list(text)):
+            raise DataError(f"no file matches {text}; check the path (hidden files in folders are ignored)")
+        for file in found:
+            key = identity(file)
+            repeated += key in files
+            files.setdefault(key, file)
+    if repeated:
+        log.warning("%d input files are named more than once; each is read once", repeated)
+    return list(files.values())
+
+
+def identity(file: InputFile) -> str:
+    """Equal for two names of the same file."""
+    local = not is_remote(file.address) and not is_hugging_face(file.address)
+    return os.path.realpath(file.address) if local else file.address
+
+
+def _list(text: str) -> list[InputFile]:
+    if is_hugging_face(text):
+        return list_hugging_face(text)
+    for protocol in _LOCAL_PROTOCOLS:
+        text = text.removeprefix(protocol)
+    return list(_list_remote(text) if is_remote(text) else _list_local(text))
 
 
 def _list_local(text: str) -> Iterator[InputFile]:
@@ -41,17 +60,47 @@ def _list_local(text: str) -> Iterator[InputFile]:
     elif path.is_dir():
         if _is_saved_dataset(path):
             raise DataError(f"{text} is a data set saved by `datasets`; give it as hf:{text}")
-        below = (found for found in path.rglob("*") if not _is_hidden(found.relative_to(path)))
-        paths = sorted((found for found in below if found.is_file()), key=str)
+        paths = sorted(_files_below(path), key=str)
     else:
-        found_names = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
-        paths = [Path(found) for found in found_names if Path(found).is_file()]
+        names = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        paths = [Path(name) for name in names if Path(name).is_file()]
     for found in paths:
-        yield InputFile(str(found), found.stat().st_size)
+        yield local_file(found)
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith((".", "__pycache__")) for part in path.parts)
+def _files_below(folder: Path) -> list[Path]:
+    """All files below the folder. Linked folders are followed, each folder once, its own name before links to it."""
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+    waiting = [folder]
+    while waiting:
+        links: list[Path] = []
+        for start in waiting:
+            for at, folders, files in os.walk(start, onerror=_refuse):
+                status = os.stat(at)  # noqa: PTH116 - `at` is a string
+                if (status.st_dev, status.st_ino) in seen:
+                    folders.clear()
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                folders[:] = sorted(name for name in folders if not _is_hidden(name))
+                links += [path for name in folders if (path := Path(at, name)).is_symlink()]
+                found += [path for name in files if not _is_hidden(name) and _is_file(path := Path(at, name))]
+        waiting = links
+    return found
+
+
+def _is_file(path: Path) -> bool:
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a link to a file that does not exist; restore the file or delete the link")
+    return path.is_file()
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"cannot list {error.filename}: {error.strerror}; change its permissions or move it") from error
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "__pycache__"))
 
 
 def _is_saved_dataset(path: Path) -> bool:
@@ -71,27 +120,4 @@ def _list_remote(text: str) -> Iterator[InputFile]:
         raise DataError(f"cannot list {text}: {error!r}; check the address and the credentials") from error
     for path, info in sorted(found.items()):
         if info["type"] == "file":
-            yield InputFile(system.unstrip_protocol(path), info.get("size"))
-
-
-def cut_into_tasks(
-    files: Sequence[InputFile], task_bytes: int, cuts: Callable[[InputFile], list[Part] | None]
-) -> list[Task]:
-    """Every record of every file in exactly one task. `cuts` says how a large file may be cut, if at all."""
-    tasks: list[Task] = []
-    together: list[Part] = []
-    size = 0
-    for number, file in enumerate(files):
-        alone = file.size is None or file.size > task_bytes
-        if together and (alone or size + (file.size or 0) > task_bytes):
-            tasks.append(tuple(together))
-            together, size = [], 0
-        if alone:
-            parts = (cuts(file) if file.size is not None else None) or [Part(number)]
-            tasks += [(replace(part, file=number),) for part in parts]
-        else:
-            together.append(Part(number))
-            size += file.size or 0
-    if together:
-        tasks.append(tuple(together))
-    return tasks
+            yield remote_file(system.unstrip_protocol(path), info)

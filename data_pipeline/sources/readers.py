@@ -1,72 +1,60 @@
-"""Documents out of files: jsonl, parquet and plain text, told apart by content.
+"""Reads documents from files of any supported kind: jsonl, parquet, plain text and Hugging Face data sets.
 
-Text is UTF-8, and nothing else is guessed. Lines end at "\\n" alone, a byte-order mark counts only at the very start,
-and memory stays bounded whatever the length of a line. Nothing is dropped in silence: a record without a usable text
-comes out with the reason.
+Text is UTF-8; no other encoding is guessed. Lines end at "\\n" or "\\r\\n", a byte-order mark counts only at the very
+start, and memory is bounded whatever the length of a line. Nothing is dropped silently: a record without usable text
+carries the reason.
 """
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
-from typing import BinaryIO, Literal
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from data_pipeline.errors import DataError
-from data_pipeline.sources.compression import HEAD_BYTES, READ_BYTES, chunks, kind_of
-from data_pipeline.sources.files import HUGGING_FACE, InputFile, Part, open_input
-from data_pipeline.sources.records import (
-    BLANK,
-    NOT_JSON,
-    ReadOptions,
-    Record,
-    decode_piece,
-    missing_key,
-    text_of_row,
-)
-
-_BOM = b"\xef\xbb\xbf"
-_PARQUET_MAGIC = b"PAR1"
-_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+from data_pipeline.sources.compression import HEAD_BYTES, compression_of, decompressed
+from data_pipeline.sources.files import InputFile, Part, open_input
+from data_pipeline.sources.formats import BYTE_ORDER_MARK, chosen_format
+from data_pipeline.sources.hugging_face import is_hugging_face, read_hugging_face
+from data_pipeline.sources.jsonl import read_jsonl
+from data_pipeline.sources.records import Format, KeysSeen, ReadOptions, Record, RecordError, decode_piece
+from data_pipeline.sources.splitting import join_all, lines_before, lines_that_begin_in, split, without_carriage_returns
 
 
-def read_records(file: InputFile, part: Part, options: ReadOptions) -> Iterator[Record]:
-    """The records that begin in this part of the file."""
-    if file.address.startswith(HUGGING_FACE):
-        from data_pipeline.sources.hugging_face import read_hugging_face
+def read_records(file: InputFile, part: Part, options: ReadOptions, keys: KeysSeen | None = None) -> Iterator[Record]:
+    """The records that begin in this part of the file, in order. DataError if the file cannot be read as text.
 
+    `keys` learns whether rows have the text key. A whole file without it is refused here; for the parts of a file, the
+    caller adds up `keys` and calls its `check`."""
+    options = options.for_file(file.address)
+    if is_hugging_face(file.address):
         return read_hugging_face(file.address, options)
-    return _read_file(file, part, options)
+    return _read_file(file.address, part, options, KeysSeen() if keys is None else keys)
 
 
-def _read_file(file: InputFile, part: Part, options: ReadOptions) -> Iterator[Record]:
-    with open_input(file.address) as opened:
-        if part.end is not None or part.start:
-            kind = options.format if options.format != "auto" else format_of(opened.read(HEAD_BYTES), file.address)
-            if kind == "parquet":
-                from data_pipeline.sources.parquet import read_parquet
-
-                yield from read_parquet(opened, file.address, part, options)
-                return
-            pieces = _lines_that_begin_in(opened, part, options.max_document_bytes)
+def _read_file(address: str, part: Part, options: ReadOptions, keys: KeysSeen) -> Iterator[Record]:
+    with open_input(address) as file:
+        stream = decompressed(file, address) if part.is_whole_file else iter([file.read(HEAD_BYTES)])
+        head = _at_least(stream, HEAD_BYTES)
+        kind = chosen_format(head, address, options)
+        if kind == "parquet":
+            yield from _read_parquet(file, address, part, options)
+            return
+        if part.is_whole_file:
+            pieces = _pieces(itertools.chain([head.removeprefix(BYTE_ORDER_MARK)], stream), kind, options)
         else:
-            stream = chunks(opened, file.address)
-            head = _at_least(stream, HEAD_BYTES)
-            kind = options.format if options.format != "auto" else format_of(head, file.address)
-            if kind == "parquet":
-                if not opened.seekable():
-                    raise DataError(f"{file.address}: parquet cannot be read from a stream; copy the file first")
-                from data_pipeline.sources.parquet import read_parquet
-
-                yield from read_parquet(opened, file.address, part, options)
-                return
-            pieces = _pieces(head, stream, kind, file.address, options)
-        if kind == "jsonl":
-            yield from _read_jsonl(pieces, file.address, options)
-        else:
-            yield from (decode_piece(piece, file.address, number, options) for number, piece in enumerate(pieces))
+            pieces = _lines(file, part, kind, options)
+        try:
+            if kind == "jsonl":
+                yield from read_jsonl(pieces, address, options, keys)
+            else:
+                yield from (decode_piece(piece, address, number, options) for number, piece in enumerate(pieces))
+        except RecordError as error:
+            raise error.after(lines_before(file, part.start) if part.start else 0) from None
+        if part.is_whole_file:
+            keys.check(address, options.text_key)
 
 
 def _at_least(stream: Iterator[bytes], size: int) -> bytes:
+    """The first chunks of the stream, at least `size` bytes of them, or all if there are fewer."""
     head = b""
     for chunk in stream:
         head += chunk
@@ -75,122 +63,49 @@ def _at_least(stream: Iterator[bytes], size: int) -> bytes:
     return head
 
 
-def format_of(head: bytes, name: str) -> Literal["jsonl", "parquet", "text"]:
-    """By the first bytes (decompressed). DataError for a JSON array and for UTF-16."""
-    if head.startswith(_PARQUET_MAGIC):
-        return "parquet"
-    if head.startswith(_WIDE_BOMS):
-        raise DataError(f"{name} is UTF-16, not UTF-8; convert it: iconv -f utf-16 -t utf-8")
-    start = head.removeprefix(_BOM).lstrip()
-    named_json = any(ending in PurePosixPath(name).name for ending in (".jsonl", ".ndjson", ".json"))
-    if start.startswith(b"[") and start[1:].lstrip().startswith(b"{"):
-        raise DataError(
-            f"{name} is a JSON array, not one object a line; convert it: jq -c '.[]' (or, if it is text: --format text)"
-        )
-    if start.startswith(b"{") and (named_json or _is_object(start.split(b"\n", 1)[0])):
-        return "jsonl"
-    return "text"
+def _read_parquet(file: BinaryIO, address: str, part: Part, options: ReadOptions) -> Iterator[Record]:
+    if not file.seekable():
+        raise DataError(f"{address}: parquet cannot be read from a stream; copy the file to a disk first")
+    from data_pipeline.sources.parquet import read_parquet
+
+    return read_parquet(file, address, part, options)
 
 
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line.decode(errors="replace")), dict)
-    except ValueError:
-        return len(line) > HEAD_BYTES - 1024 and line.startswith(b'{"')
-
-
-def _pieces(head: bytes, rest: Iterator[bytes], kind: str, name: str, options: ReadOptions) -> Iterator[bytes | None]:
-    if head.startswith(_WIDE_BOMS):
-        format_of(head, name)  # says what to do
-    stream = _chain(head.removeprefix(_BOM), rest)
+def _pieces(stream: Iterator[bytes], kind: Format, options: ReadOptions) -> Iterator[bytes | None]:
+    """The bytes of each record of a whole file."""
     if kind == "jsonl":
         return (piece for piece, _ in split(stream, b"\n", options.max_document_bytes))
-    if options.separator is not None:
-        return (piece for piece, _ in split(stream, options.separator.encode(), options.max_document_bytes))
-    return _whole(stream, options.max_document_bytes)
+    separator = options.separator
+    if not options.keep_carriage_returns:
+        stream = without_carriage_returns(stream)
+        separator = separator.replace("\r\n", "\n") if separator is not None else None
+    if separator is None:
+        return join_all(stream, options.max_document_bytes)
+    return (piece for piece, _ in split(stream, separator.encode(), options.max_document_bytes))
 
 
-def _chain(head: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from rest
+def _lines(file: BinaryIO, part: Part, kind: Format, options: ReadOptions) -> Iterator[bytes | None]:
+    """The bytes of each line that begins in the part."""
+    strip = kind == "text" and not options.keep_carriage_returns
+    for line, ends in lines_that_begin_in(file, part, options.max_document_bytes):
+        yield line.removesuffix(b"\r") if strip and ends and line is not None else line
 
 
-def split(stream: Iterable[bytes], separator: bytes, limit: int) -> Iterator[tuple[bytes | None, int]]:
-    """Pieces between separators, each with its length and the separator's; None for one longer than `limit`."""
-    rest, skipped = b"", 0  # of a piece that is too long, only a possible start of the separator is kept
-    for chunk in stream:
-        *whole, rest = (rest + chunk).split(separator)
-        for piece in whole:
-            yield (piece if len(piece) + skipped <= limit else None), skipped + len(piece) + len(separator)
-            skipped = 0
-        surely = len(rest) - (len(separator) - 1)  # no part of a separator that is still to come
-        if surely > 0 and surely + skipped > limit:
-            skipped += surely
-            rest = rest[surely:]
-    if rest or skipped:
-        yield (rest if len(rest) + skipped <= limit else None), skipped + len(rest)
+def cut_file(file: InputFile, options: ReadOptions, part_bytes: int) -> list[Part] | None:
+    """Parts of a large file that can be read independently; None if it must be read as a whole.
 
-
-def _whole(stream: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
-    parts, size = [], 0
-    for chunk in stream:
-        size += len(chunk)
-        if size > limit:
-            yield None
-            return
-        parts.append(chunk)
-    yield b"".join(parts)
-
-
-def _lines_that_begin_in(file: BinaryIO, part: Part, limit: int) -> Iterator[bytes | None]:
-    file.seek(max(part.start - 1, 0))
-    lines = split(iter(lambda: file.read(READ_BYTES), b""), b"\n", limit)
-    position = part.start
-    if part.start:  # the line that began before ends here, at the latest with the byte before `start`
-        position += next(lines, (None, 1))[1] - 1
-    for number, (line, length) in enumerate(lines):
-        if part.end is not None and position >= part.end:
-            return
-        yield line.removeprefix(_BOM) if line is not None and part.start == 0 and number == 0 else line
-        position += length
-
-
-def _read_jsonl(lines: Iterable[bytes | None], name: str, options: ReadOptions) -> Iterator[Record]:
-    keys_found: set[str] = set()
-    with_key = False
-    for number, line in enumerate(lines):
-        decoded = decode_piece(line, name, number, options)
-        if decoded.text is None:
-            yield decoded
-            continue
-        if not decoded.text.strip():
-            yield Record(None, BLANK)
-            continue
-        try:
-            row = json.loads(decoded.text)
-        except (ValueError, RecursionError):
-            yield Record(None, NOT_JSON)
-            continue
-        if isinstance(row, dict) and options.text_key not in row:
-            keys_found |= row.keys()
-        with_key |= isinstance(row, dict) and options.text_key in row
-        yield text_of_row(row, options, name, number, decoded.mended)
-    if keys_found and not with_key:
-        raise missing_key(name, options.text_key, keys_found)
-
-
-def cuts(file: InputFile, options: ReadOptions, task_bytes: int) -> list[Part] | None:
-    """How a large file is read by several tasks: by bytes where records end at newlines, by row groups in parquet."""
+    Parquet is cut at row groups, other formats at bytes if their records end at newlines."""
     with open_input(file.address) as opened:
         head = opened.read(HEAD_BYTES)
-        if kind_of(head) != "plain":
+        if compression_of(head) != "none":
             return None
-        kind = options.format if options.format != "auto" else format_of(head, file.address)
+        kind = chosen_format(head, file.address, options)
         if kind == "parquet":
-            from data_pipeline.sources.parquet import parquet_cuts
+            from data_pipeline.sources.parquet import cut_parquet
 
-            return parquet_cuts(opened, file.address, task_bytes)
-    if kind == "jsonl" or (kind == "text" and options.separator == "\n"):
-        ends = [*range(0, file.size or 0, task_bytes), file.size or 0]
+            return cut_parquet(opened, file.address, part_bytes)
+    is_line = options.separator == "\n" or (options.separator == "\r\n" and not options.keep_carriage_returns)
+    if kind == "jsonl" or is_line:
+        ends = [*range(0, file.size or 0, part_bytes), file.size or 0]
         return [Part(0, start, end) for start, end in itertools.pairwise(ends)]
     return None

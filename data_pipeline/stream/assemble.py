@@ -1,6 +1,7 @@
-"""Rows as stored into the arrays of batches. B rows, T tokens, P pieces of documents.
+"""Assembles stored rows into batches. B rows, T tokens, P pieces of documents.
 
-Everything is done for many rows at once: a micro batch alone may be so small that calls cost more than the work.
+All arrays are made for many rows together, because a single micro batch can be so small that the calls cost more than
+the work.
 """
 
 from dataclasses import dataclass
@@ -15,25 +16,27 @@ from data_pipeline.stream.mixture import Samples
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows and the pieces in them; positions are in the rows laid end to end. The end of a row ends a piece."""
+    """Rows as stored, and the pieces in them. A piece ends at the end of its row at the latest."""
 
     tokens_BT: Rows
     used_B: NDArray[np.int64]
+    """Tokens in use."""
     samples: Samples
     last_P: NDArray[np.int64]
+    """Position of each piece's last token in the flattened rows."""
     lengths_P: NDArray[np.int64]
     numbers_P: NDArray[np.int32]
-    """Within the row."""
+    """Number of the piece within its row, from 0."""
 
 
 def find_pieces(tokens_BT: Rows, used_B: NDArray[np.int64], end_of_document: int, samples: Samples) -> Stored:
-    """A document ends with `end_of_document` or with the row; from `used_B[b]` on a row is padding."""
+    """Finds the pieces: a piece ends with `end_of_document` or with its row. From `used_B[b]` on, a row is padding."""
     width = tokens_BT.shape[1]
     ends_BT = tokens_BT == end_of_document
     for row in np.flatnonzero(used_B < width).tolist():
         used = int(used_B[row])
         ends_BT[row, used:] = False
-        ends_BT[row, max(used - 1, 0)] |= used > 0  # padding is a document of its own
+        ends_BT[row, max(used - 1, 0)] |= used > 0  # the padding is a piece of its own
     ends_BT[:, -1] = True
     last = np.flatnonzero(ends_BT)
     lengths = last.copy()
@@ -45,7 +48,7 @@ def find_pieces(tokens_BT: Rows, used_B: NDArray[np.int64], end_of_document: int
 
 
 def batches(stored: Stored, micro_batch_size: int) -> list[Batch]:
-    """The rows in micro batches, which share memory; their number must be a multiple of `micro_batch_size`."""
+    """The rows as micro batches, which share memory. The number of rows must be a multiple of `micro_batch_size`."""
     shape = stored.tokens_BT.shape
     tokens = stored.tokens_BT.astype(np.int64)
     labels = np.empty_like(tokens).reshape(-1)

@@ -1,4 +1,4 @@
-"""What the stream hands to training: one micro batch as NumPy arrays. B sequences, T tokens."""
+"""The micro batches that the stream gives to training, as NumPy arrays. B sequences, T tokens."""
 
 from dataclasses import dataclass
 
@@ -6,21 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 IGNORE = -100
-"""The label of a position without a target: padding, or the last token of a document's piece in a row."""
+"""Label of a position without a target: padding, or the last token of a document's piece in a row."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`labels_BT[b, t]` is the token after `tokens_BT[b, t]` within the same document, or IGNORE."""
+    """One micro batch. `labels_BT[b, t]` is the token after `tokens_BT[b, t]` in the same document, or IGNORE."""
 
     tokens_BT: NDArray[np.int64]
     labels_BT: NDArray[np.int64]
     positions_BT: NDArray[np.int64]
-    """Counted from 0 at each document's start in the row."""
+    """Position in the document's piece, from 0."""
     documents_BT: NDArray[np.int32]
-    """The document's number within its row, from 0: attention stays within equal numbers. Padding, at the end of a
-    row, is a document of its own with the next number."""
+    """Number of the document within its row, from 0. Attention stays within equal numbers. Padding, at the end of a
+    row, counts as one more document."""
     sources_B: NDArray[np.int32]
     """Index into the recipe's `data.sources`."""
     samples_B: NDArray[np.int64]
-    """Global sample index: step * global_batch_size + position in the global batch."""
+    """Global sample index: step * global_batch_size + position in the global batch. Padding rows have -1."""

@@ -1,4 +1,7 @@
-"""Rows of each source used in each epoch, and a sum of their hashes: a run keeps them, an audit checks them."""
+"""Counters of the rows used: per source and epoch, their number and the sum of their hashes.
+
+A run keeps them, and an audit compares them with the plan.
+"""
 
 from collections import defaultdict
 
@@ -14,6 +17,7 @@ _MODULUS = 1 << 64
 
 
 def count(samples: Samples) -> Counts:
+    """The counters of these samples."""
     hashes = mix(samples.row.astype(np.uint64) + np.uint64(1))
     out: Counts = {}
     for source in np.unique(samples.source).tolist():
@@ -25,6 +29,7 @@ def count(samples: Samples) -> Counts:
 
 
 def add(*several: Counts) -> Counts:
+    """The sum of the counters."""
     total: defaultdict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for counts in several:
         for key, (rows, hashes) in counts.items():
@@ -34,8 +39,10 @@ def add(*several: Counts) -> Counts:
 
 
 def to_json(counts: Counts) -> list[list[int]]:
+    """The counters as lists: source, epoch, rows, sum of hashes."""
     return [[*key, *value] for key, value in sorted(counts.items())]
 
 
 def from_json(rows: list[list[int]]) -> Counts:
+    """The counters that `to_json` wrote."""
     return {(source, epoch): (number, hashes) for source, epoch, number, hashes in rows}

@@ -1,16 +1,15 @@
-"""Which row of a source is its n-th sample: a pure function, so that nothing is saved, replayed or set up.
+"""The order of one source's rows: a pure function from the number of a sample to a row. Nothing is saved or replayed.
 
-A source is an endless sequence of *slots*, of which each epoch takes `rows`. Slots come in blocks of `block_rows` and
-are dealt to `lanes` in turn; a lane shuffles the slots of `window_blocks` blocks at a time, so that few blocks are open
-at once, and which stored block stands behind a slot's block is a permutation of the epoch. Every row is seen exactly
-once in each epoch; at an epoch's end the lanes, which are a window wide, mix it with the next one. A source of few
-blocks is one block in one lane: its epochs do not mix.
+A source is an endless sequence of *slots*; each epoch takes `rows` of them. Slots form blocks of `block_rows`, and
+these blocks are dealt to `lanes` in turn. A lane shuffles the slots of a *window* of `window_blocks` blocks at a time,
+so that few blocks are open together. A permutation of the epoch maps the blocks of slots to the stored blocks. Every
+row comes exactly once in each epoch. Where an epoch ends, a window mixes its rows with those of the next epoch. A
+source of few blocks is treated as one block in one lane, and its epochs do not mix.
 
-What the lanes of a source are to the samples is the mixture's business (mixture.py): here a sample is the n-th of a
-lane.
+This module knows only the n-th sample of a lane. How global samples map to lanes is decided in mixture.py.
 
 Permutations are Feistel networks keyed by a hash, with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
-domains", 2002). The hash is spelled out here because NumPy's generators may change between releases.
+domains", 2002). The hash is implemented here because NumPy's generators may change between releases.
 """
 
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ LANES = 960
 """Lanes of the global sample index. It has many divisors, so most numbers of ranks own whole lanes."""
 WINDOW_BLOCKS = 4
 FEW_BLOCKS = 16 * WINDOW_BLOCKS
-"""Below this, and for each lane, a window would be too large a part of the epoch."""
+"""Fewest blocks of a source, and of each lane. With fewer, a window would be too large a part of the epoch."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -35,31 +34,36 @@ Keys = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """How the rows of one source are cut into blocks and lanes for shuffling."""
+    """How the rows of one source are divided into blocks and lanes for shuffling."""
 
     rows: int
     block_rows: int
+    """Rows per block."""
     blocks: int
     window_blocks: int
+    """Blocks that a lane shuffles together."""
     lanes: int
+    """Lanes of the source, a divisor of LANES."""
 
     @property
     def window_slots(self) -> int:
+        """Slots in a window."""
         return self.window_blocks * self.block_rows
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where the n-th samples of a source are. All arrays have the length of n."""
+class LocatedRows:
+    """The rows of some samples of a source. All arrays have the shape (samples,)."""
 
     epoch: Indices
     row: Indices
     lane: Indices
     window: Indices
+    """Number of the window in the lane."""
 
 
 def source_order(rows: int, block_rows: int) -> SourceOrder:
-    """The order's blocks are the stored ones, unless these are few."""
+    """The order of a source. Its blocks are the stored blocks, unless there are few of them."""
     blocks = -(-rows // block_rows)
     if blocks < FEW_BLOCKS:
         return SourceOrder(rows, rows, 1, 1, 1)
@@ -69,7 +73,7 @@ def source_order(rows: int, block_rows: int) -> SourceOrder:
 
 
 def hash_of(*parts: int) -> int:
-    """A 64-bit hash of integers and of their order."""
+    """A 64-bit hash of integers, which depends on their order."""
     state = 0x243F6A8885A308D3
     for part in parts:
         state = (state ^ (part & _MASK)) * _GOLDEN & _MASK
@@ -80,7 +84,7 @@ def hash_of(*parts: int) -> int:
 
 
 def mix(values: Keys) -> Keys:
-    """Each 64-bit value to another, one to one."""
+    """A one-to-one hash of each 64-bit value."""
     values = values ^ (values >> np.uint64(29))
     values *= _MULTIPLIER
     values ^= values >> np.uint64(32)
@@ -111,7 +115,7 @@ def _feistel(values: Keys, half: int, keys: Keys) -> Keys:
     return (left << shift) | right
 
 
-def place(order: SourceOrder, key: int, ordinals: Indices, lanes: Indices) -> Placed:
+def locate_rows(order: SourceOrder, key: int, ordinals: Indices, lanes: Indices) -> LocatedRows:
     """The rows of samples number `ordinals` of the source's lanes `lanes` (0 to order.lanes - 1)."""
     window, slot = np.divmod(ordinals, order.window_slots)
     window_keys = mix((window * order.lanes + lanes).astype(np.uint64) + np.uint64(hash_of(key, 0)))
@@ -119,19 +123,20 @@ def place(order: SourceOrder, key: int, ordinals: Indices, lanes: Indices) -> Pl
     block, offset = np.divmod(slot, order.block_rows)
     slot = ((window * order.window_blocks + block) * order.lanes + lanes) * order.block_rows + offset
     epoch, row = _row_of_slot(order, key, slot)
-    return Placed(epoch, row, lanes, window)
+    return LocatedRows(epoch, row, lanes, window)
 
 
 def _row_of_slot(order: SourceOrder, key: int, slots: Indices) -> tuple[Indices, Indices]:
-    epoch, place_in_epoch = np.divmod(slots, order.rows)
+    """Epoch and row of each slot."""
+    epoch, position = np.divmod(slots, order.rows)
     if order.blocks == 1:
-        return epoch, place_in_epoch
-    # Rotated so that within the epoch the slots' blocks are whole blocks of rows, whatever `rows` is.
+        return epoch, position
+    # Rotated, so that within the epoch the blocks of slots are whole blocks of rows for any number of rows.
     rotation = (-epoch * order.rows) % order.block_rows
-    place_in_epoch = (place_in_epoch - rotation) % order.rows
+    position = (position - rotation) % order.rows
     keys = mix(epoch.astype(np.uint64) + np.uint64(hash_of(key, 1)))
-    row = _shuffle_blocks(order, place_in_epoch, keys)
-    beyond = np.flatnonzero(row >= order.rows)  # rows that the last, short block does not have: walk on
+    row = _shuffle_blocks(order, position, keys)
+    beyond = np.flatnonzero(row >= order.rows)  # rows that the last, short block lacks: walk the cycle
     while beyond.size:
         walked = _shuffle_blocks(order, row[beyond], keys[beyond])
         row[beyond] = walked

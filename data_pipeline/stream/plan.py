@@ -1,11 +1,12 @@
-"""The plan of a run's samples: which source, epoch and row is each global sample, under all weights it has had.
+"""The plan of a run: the source, epoch and row of each global sample, under all weights that the run has had.
 
-The plan is the same on every rank and knows nothing of ranks; `rank_samples` says which samples are a rank's.
+The plan is the same on every rank and does not depend on the number of ranks. `rank_samples` gives one rank's samples.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,47 +21,84 @@ from data_pipeline.stream.order import LANES, Indices, SourceOrder, source_order
 log = logging.getLogger(__name__)
 
 WeightLog = list[list[Any]]
-"""[first sample, weights] of each phase, in order; JSON."""
+"""[first sample, weights] of each phase, in order, as JSON values."""
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Global batch sizes, each from one step of the data onwards."""
+
+    log: tuple[tuple[int, int], ...]
+    """(first step, sequences in a global batch), in order of step. The first one begins at step 0."""
+
+    @classmethod
+    def of(cls, size: int, saved: Mapping[str, Any] | None = None) -> "BatchSizes":
+        """The sizes of a run that continues with `size` from a saved state of the stream; None: from step 0."""
+        if saved is None:
+            return cls(((0, size),))
+        log = [(first, past) for first, past in saved.get("batch_sizes", [[0, saved["global_batch_size"]]])]
+        if log[-1][1] != size:
+            log = [entry for entry in log if entry[0] < saved["step"]] + [(saved["step"], size)]
+        return cls(tuple(log))
+
+    def size(self, step: int) -> int:
+        """Sequences in the global batch of a step, counted from 0."""
+        return next(size for first, size in reversed(self.log) if first <= step)
+
+    def first_sample(self, step: int) -> int:
+        """Global sample at which a step begins, counted from 0."""
+        before = sum((later - first) * size for (first, size), (later, _) in pairwise(self.log) if later <= step)
+        first, size = next(entry for entry in reversed(self.log) if entry[0] <= step)
+        return before + (step - first) * size
+
+    def as_json(self, step: int) -> list[list[int]]:
+        """The sizes up to a step, as JSON values."""
+        return [[first, size] for first, size in self.log if first <= step]
 
 
 @dataclass(frozen=True)
 class Plan:
+    """Which rows a run reads, in which order."""
+
     seed: int
     orders: tuple[SourceOrder, ...]
     cuts: tuple[int, ...]
-    """Rows of seq_len tokens in a stored row, by source."""
-    global_batch_size: int = 0
+    """Number of rows of seq_len tokens that a stored row is cut into, by source."""
+    batch_sizes: BatchSizes = BatchSizes(((0, 1),))
     phases: tuple[Phase, ...] = field(default=(), repr=False)
 
     def locate(self, samples: Indices) -> Samples:
+        """The source, epoch and row of each global sample."""
         return locate(self.phases, self.orders, self.seed, samples)
 
     def weight_log(self, before_sample: int) -> WeightLog:
-        """Phases that began before this sample."""
+        """The weights of all phases that began before this sample."""
         phases = [phase for phase in self.phases if phase.first_sample < max(before_sample, 1)]
         return [[phase.first_sample, list(phase.weights)] for phase in phases]
 
-    def windows_passed(self, source: int, next_sample: int, rank: int, world_size: int) -> Indices:
-        """[lanes of the source] the first window that this rank may still use from `next_sample` on."""
+    def first_windows(self, source: int, next_sample: int, rank: int, world_size: int) -> Indices:
+        """The first window in each lane of the source that this rank may still use from `next_sample` on.
+
+        Shape (lanes of the source,)."""
         order = self.orders[source]
         phase = next(phase for phase in reversed(self.phases) if phase.first_sample <= next_sample)
         lanes = np.arange(LANES, dtype=np.int64)
         counts = count_before(phase, source, next_sample)
         if order.lanes == 1:
             return counts.sum(keepdims=True) // order.window_slots
-        within = counts * (LANES // order.lanes) + lanes // order.lanes
-        if LANES % world_size == 0:  # other lanes are never this rank's
-            within[lanes % world_size != rank] = np.iinfo(np.int64).max
-        return within.reshape(-1, order.lanes).min(axis=0) // order.window_slots
+        ordinals = counts * (LANES // order.lanes) + lanes // order.lanes
+        if LANES % world_size == 0:  # this rank never uses the lanes of other ranks
+            ordinals[(lanes - next_sample) % world_size != rank] = np.iinfo(np.int64).max
+        return ordinals.reshape(-1, order.lanes).min(axis=0) // order.window_slots
 
 
 def rank_samples(first_sample: int, number: int, rank: int, world_size: int) -> Indices:
-    """Global samples of a rank: `number` of them from `first_sample` on, which is a multiple of `world_size`."""
+    """The first `number` global samples of a rank from `first_sample` on, where a step begins."""
     return first_sample + rank + np.arange(number, dtype=np.int64) * world_size
 
 
 def plan_sources(config: DataConfig, datasets: Sequence[DataSet], seq_len: int) -> Plan:
-    """The plan of a run that has not begun. DataError if the data sets do not fit each other or `seq_len`."""
+    """A plan without weights. DataError if the data sets do not fit each other or `seq_len`."""
     _check_alike(datasets, seq_len)
     manifests = [dataset.manifest for dataset in datasets]
     cuts = tuple(manifest.row_tokens // seq_len for manifest in manifests)
@@ -72,89 +110,45 @@ def plan_sources(config: DataConfig, datasets: Sequence[DataSet], seq_len: int) 
 
 
 def with_weights(
-    plan: Plan, config: DataConfig, global_batch_size: int, first_sample: int = 0, past: WeightLog | None = None
+    plan: Plan, config: DataConfig, batch_sizes: BatchSizes, first_sample: int = 0, past: WeightLog | None = None
 ) -> Plan:
-    """The plan of a run that starts at `first_sample`: with the weights that it had before, then the recipe's."""
+    """The plan of a run that starts at `first_sample`, with the weights `past` until there and the recipe's from there.
+
+    DataError if a weight is too small."""
     changes = [(0, tuple(source.weight for source in config.sources))]
-    changes += [(change.step * global_batch_size, change.weights) for change in config.weight_changes]
+    changes += [(batch_sizes.first_sample(change.step), change.weights) for change in config.weight_changes]
     if past is not None:
         current = [weights for sample, weights in changes if sample <= first_sample][-1]
         later = [change for change in changes if change[0] > first_sample]
-        changes = [(sample, tuple(weights)) for sample, weights in past]
+        added = (0.0,) * (len(config.sources) - len(past[0][1]))  # sources that the run did not have then
+        changes = [(sample, (*weights, *added)) for sample, weights in past]
         if changes[-1][1] != current:
-            log.info("from sample %d the sources are weighted %s", first_sample, list(current))
+            log.info("from sample %d on, the weights of the sources are %s", first_sample, list(current))
             changes.append((first_sample, current))
         changes += later
     phases = [first_phase(changes[0][1])]
     for sample, weights in changes[1:]:
         phases.append(next_phase(phases[-1], sample, weights))
-    return Plan(plan.seed, plan.orders, plan.cuts, global_batch_size, tuple(phases))
+    return Plan(plan.seed, plan.orders, plan.cuts, batch_sizes, tuple(phases))
 
 
 def _check_alike(datasets: Sequence[DataSet], seq_len: int) -> None:
+    """DataError if rows cannot be cut to `seq_len`, a source has no rows, or the tokenizers differ."""
     first = datasets[0].manifest
     for number, dataset in enumerate(datasets):
         manifest = dataset.manifest
         if manifest.row_tokens % seq_len:
             raise DataError(
                 f"model.seq_len ({seq_len}) must divide the rows of data.sources[{number}] {dataset.address} "
-                f"({manifest.row_tokens} tokens); cut them anew: keepstep data repack {dataset.address} --seq-len "
+                f"({manifest.row_tokens} tokens); repack them: keepstep data repack {dataset.address} --seq-len "
                 f"{seq_len} --out DIR"
             )
         if manifest.tokenizer != first.tokenizer:
             raise DataError(
                 f"data.sources[{number}] {dataset.address} was built with another tokenizer than data.sources[0] "
-                f"{datasets[0].address}; build both with the same"
+                f"{datasets[0].address}; build both with the same tokenizer"
             )
         if not manifest.splits[TRAIN].rows:
-            raise DataError(f"data.sources[{number}] {dataset.address} has no rows to train on")
-
-
-def describe(dataset: DataSet) -> dict[str, Any]:
-    """What a checkpoint remembers of a source, to say what changed."""
-    manifest = dataset.manifest
-    split = manifest.splits[TRAIN]
-    return {
-        "path": dataset.address,
-        "fingerprint": manifest.fingerprint,
-        "rows": split.rows,
-        "row_tokens": manifest.row_tokens,
-        "tokens": split.tokens,
-        "documents": split.documents,
-        "tokenizer": manifest.tokenizer,
-    }
-
-
-def check_unchanged(saved: dict[str, Any], seed: int, seq_len: int, sources: Sequence[dict[str, Any]]) -> None:
-    """DataError that says what is not as it was when the state was saved."""
-    for name, before, now in (
-        ("data.seed", saved["seed"], seed),
-        ("model.seq_len", saved["seq_len"], seq_len),
-        ("number of data.sources", len(saved["sources"]), len(sources)),
-    ):
-        if before != now:
             raise DataError(
-                f"the checkpoint was saved with {name} {before}, but now it is {now}: the order of samples would "
-                f"change; set it back, or start a new run"
+                f"data.sources[{number}] {dataset.address} has no rows in its train split; remove it from data.sources"
             )
-    for number, (before, now) in enumerate(zip(saved["sources"], sources, strict=True)):
-        if before["fingerprint"] != now["fingerprint"]:
-            keys = [
-                key for key in ("rows", "row_tokens", "tokens", "documents", "tokenizer") if before[key] != now[key]
-            ]
-            changes = "; ".join(f"{key} {before[key]} -> {now[key]}" for key in keys) or "the tokens themselves"
-            raise DataError(
-                f"data.sources[{number}] {now['path']} is not the data set that the checkpoint was trained on "
-                f"({before['path']}, fingerprint {before['fingerprint']} -> {now['fingerprint']}): {changes}; "
-                f"give the original data set, or start a new run"
-            )
-
-
-def check_place(saved: dict[str, Any], first_step: int, global_batch_size: int) -> None:
-    """DataError if a run that resumes would begin at another sample than the one where it was saved."""
-    if saved["samples"] != first_step * global_batch_size:
-        raise DataError(
-            f"the checkpoint stands at sample {saved['samples']} ({saved['step']} steps of "
-            f"{saved['global_batch_size']}), but step {first_step} of train.global_batch_size {global_batch_size} "
-            f"begins at sample {first_step * global_batch_size}; keep the batch size when resuming"
-        )

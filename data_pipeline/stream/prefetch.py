@@ -1,4 +1,4 @@
-"""An iterator read ahead by a thread of this process."""
+"""Reads an iterator ahead in a thread of this process."""
 
 import atexit
 import queue
@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CHECK_SECONDS = 1.0
-"""How often one who waits for an item sees whether the thread still lives."""
+"""How often a caller that waits for an item checks that the thread is alive."""
 
 
 class _End:
@@ -18,14 +18,14 @@ class _End:
 
 
 class Prefetch(Iterator[T]):
-    """Up to `depth` items are ready before they are asked for. Errors come out where their item would have.
+    """The items of an iterator, of which up to `depth` are ready in advance.
 
-    RuntimeError if the thread ended without a word."""
+    An error is raised in place of the item that failed. RuntimeError if the thread died without an error."""
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
         self._queue: queue.Queue[T | _End] = queue.Queue(depth)
         self._stopped = threading.Event()
-        # A thread that still runs while the interpreter is torn down would crash it.
+        # A thread that still runs while the interpreter shuts down would crash it.
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._work, args=(items,), name="keepstep-prefetch", daemon=True)
         self._thread.start()
@@ -40,6 +40,7 @@ class Prefetch(Iterator[T]):
             self._put(_End(error))
 
     def _put(self, item: T | _End) -> bool:
+        """Puts an item into the queue. False if the prefetch was closed in the meantime."""
         while not self._stopped.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -61,18 +62,18 @@ class Prefetch(Iterator[T]):
 
     def _take(self) -> T | _End:
         while True:
-            alive = self._thread.is_alive()  # asked first: what it has put before its end is still taken
+            alive = self._thread.is_alive()  # asked before the queue, so that the last items are not lost
             try:
                 return self._queue.get(block=alive, timeout=CHECK_SECONDS)
             except queue.Empty:
                 if not alive:
                     raise RuntimeError(
-                        "the thread that reads data ahead has ended without a word, killed perhaps for want of memory; "
-                        "the run goes on when it is started again"
+                        "the prefetch thread died without an error; possibly out of memory. Start the run again to "
+                        "resume it"
                     ) from None
 
     def close(self) -> None:
-        """End the thread."""
+        """Stops the thread."""
         self._stopped.set()
         atexit.unregister(self.close)
         self._thread.join(timeout=10)

@@ -1,17 +1,15 @@
-"""The stream of batches of a run: the plan says which rows make a step, and this rank reads its part of them.
+"""The stream of a run's batches: the plan determines the rows of each step, and this rank reads its part of them.
 
-Nothing depends on the number of ranks or on reading ahead: sample i of step s is global sample s * G + i, and rank r of
-R takes those with g % R == r. To resume is to start at another step.
+The order depends neither on the number of ranks nor on reading ahead: sample i of step s is global sample s * G + i,
+and rank r of R takes the samples with g % R == r. To resume, a run starts at another step.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
@@ -19,58 +17,59 @@ from data_pipeline.shards.cache import BlockCache
 from data_pipeline.shards.dataset import DataSet
 from data_pipeline.shards.manifest import TRAIN, VALIDATION
 from data_pipeline.shards.rows_reader import RowReader
-from data_pipeline.shards.shard_file import Rows
-from data_pipeline.stream.assemble import batches, find_pieces
 from data_pipeline.stream.batch import Batch
-from data_pipeline.stream.counters import Counts, add, count, from_json, to_json
-from data_pipeline.stream.mixture import Samples, joined
-from data_pipeline.stream.order import Indices
-from data_pipeline.stream.plan import (
-    check_place,
+from data_pipeline.stream.counters import from_json, to_json
+from data_pipeline.stream.group_reader import GroupReader
+from data_pipeline.stream.mixture import Samples
+from data_pipeline.stream.overlap import check_splits
+from data_pipeline.stream.plan import BatchSizes, plan_sources, with_weights
+from data_pipeline.stream.prefetch import Prefetch
+from data_pipeline.stream.saved_state import (
+    STATE_VERSION,
+    check_first_sample,
     check_unchanged,
     describe,
-    plan_sources,
-    rank_samples,
-    with_weights,
+    merge_states,
 )
-from data_pipeline.stream.prefetch import Prefetch
+from data_pipeline.stream.source_names import source_names
+from data_pipeline.stream.usage import Usage
+from data_pipeline.stream.validation import validation_batches
 
-STATE_VERSION = 1
-PLAN_SAMPLES = 4096
-"""Samples of this rank that are located at once."""
-GROUP_TOKENS = 1 << 18
-"""Tokens that are read and assembled at once, if that many may be read ahead."""
-UNCOUNTED_GROUPS = 64
-"""Groups given out whose samples are not counted yet: counting many at once is cheap."""
+READ_TOKENS = 1 << 18
+"""Tokens that are read and assembled together, if that many may be read ahead."""
 
 
 class Stream:
-    """Context manager; `close` ends the thread that reads ahead."""
+    """The batches of a run. A context manager: `close` stops the thread that reads ahead."""
 
     def __init__(self, config: DataConfig, *, seq_len: int) -> None:
+        """Opens the data sets. DataError if one is missing, damaged or does not fit `seq_len` and the others."""
         self._config, self._seq_len = config, seq_len
         self._datasets = [DataSet(source.path, source.mirror) for source in config.sources]
         self._plan = plan_sources(config, self._datasets, seq_len)
+        check_splits(self._datasets)
         manifest = self._datasets[0].manifest
         self.vocab_size: int = manifest.vocab_size
         self.end_of_document: int = manifest.end_of_document
         self.tokenizer_dir: Path = self._datasets[0].tokenizer_dir()
-        self.source_names: tuple[str, ...] = tuple(Path(source.path).name for source in config.sources)
-        prints = [dataset.manifest.fingerprint for dataset in self._datasets]
-        self.fingerprint: str = xxhash.xxh3_128_hexdigest(" ".join(prints).encode())
+        """A local folder with the tokenizer's files."""
+        self.source_names: tuple[str, ...] = source_names([source.path for source in config.sources])
+        """A name for each source, all different."""
+        fingerprints = [dataset.manifest.fingerprint for dataset in self._datasets]
+        self.fingerprint: str = xxhash.xxh3_128_hexdigest(" ".join(fingerprints).encode())
+        """Hash of the fingerprints of all sources."""
         self.cache = BlockCache(int(config.cache_gib * 2**30))
         self._train = self._readers(TRAIN, 0, config.on_bad_block == "quarantine")
         self._validation = self._readers(VALIDATION, len(self._train), False)
         self._restored: dict[str, Any] | None = None
-        self._agreed = 0  # quarantined blocks that all ranks know of
+        self._agreed = 0  # number of quarantined blocks that all ranks know
         self._rank = (0, 1)
-        self._counts: Counts = {}
-        self._recent: deque[tuple[int, int, Samples]] = deque()  # first step, steps, samples: given out, not counted
+        self._usage = Usage()
         self._running: Prefetch[Any] | None = None
 
-    def _readers(self, split: str, first_source: int, quarantine: bool) -> list[RowReader]:
+    def _readers(self, split: str, first_source: int, allow_quarantine: bool) -> list[RowReader]:
         return [
-            RowReader(dataset, split, first_source + number, self.cache, quarantine)
+            RowReader(dataset, split, first_source + number, self.cache, allow_quarantine)
             for number, dataset in enumerate(self._datasets)
         ]
 
@@ -81,6 +80,7 @@ class Stream:
         self.close()
 
     def close(self) -> None:
+        """Stops the thread that reads ahead and deletes downloaded files."""
         self._stop_reading()
         for dataset in self._datasets:
             dataset.close()
@@ -93,7 +93,9 @@ class Stream:
     def steps(
         self, *, first_step: int, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int
     ) -> Iterator[list[Batch]]:
-        """Endless: this rank's micro batches of step `first_step`, of the next, and so on. One at a time."""
+        """This rank's micro batches of each step from `first_step` on, endlessly. A new call ends the one before.
+
+        DataError if the batch sizes do not fit, or a resumed run would begin at another sample."""
         if global_batch_size % (micro_batch_size * world_size):
             raise DataError(
                 f"train.global_batch_size ({global_batch_size}) must be a multiple of train.micro_batch_size "
@@ -103,171 +105,113 @@ class Stream:
         self._begin(first_step, global_batch_size, rank, world_size)
         micro_batches = global_batch_size // (micro_batch_size * world_size)
         ahead = self._config.prefetch_batches
-        at_once = min(ahead, GROUP_TOKENS // (micro_batch_size * self._seq_len))
-        steps = max(1, at_once // micro_batches)  # read at once
-        groups = self._groups(first_step, steps, micro_batch_size)
+        together = min(ahead, READ_TOKENS // (micro_batch_size * self._seq_len))
+        steps = max(1, together // micro_batches)
+        reader = GroupReader(self._plan, self._train, self.cache, self._seq_len, self.end_of_document, *self._rank)
+        groups = reader.read(first_step, steps, micro_batch_size)
         if ahead:
             self._running = Prefetch(groups, depth=max(1, ahead // (micro_batches * steps)))
             groups = self._running
-        return self._given_out(groups, first_step, micro_batches)
+        return self._steps_of(groups, first_step, micro_batches)
 
     def _begin(self, first_step: int, global_batch_size: int, rank: int, world_size: int) -> None:
-        _keep_memory()
+        _keep_freed_memory()
         saved, self._restored = self._restored, None
+        sizes = BatchSizes.of(global_batch_size, saved)
         if saved is not None:
-            check_place(saved, first_step, global_batch_size)
+            check_first_sample(saved, first_step, sizes)
         past = saved["weights"] if saved is not None else None
-        self._plan = with_weights(self._plan, self._config, global_batch_size, first_step * global_batch_size, past)
+        self._plan = with_weights(self._plan, self._config, sizes, sizes.first_sample(first_step), past)
         self._rank = (rank, world_size)
-        self._counts = from_json(saved["counters"]) if saved is not None and rank == 0 else {}
-        self._recent.clear()
+        # Rank 0 alone continues the counters of the run before, so that the sum over all ranks is right.
+        self._usage = Usage(from_json(saved["counters"]) if saved is not None and rank == 0 else None)
 
-    def _given_out(
+    def _steps_of(
         self, groups: Iterator[tuple[Samples, list[Batch]]], first_step: int, micro_batches: int
     ) -> Iterator[list[Batch]]:
         step = first_step
         for samples, read in groups:
             steps = len(read) // micro_batches
-            self._recent.append((step, steps, samples))
+            self._usage.add(step, steps, samples)
             for start in range(0, len(read), micro_batches):
                 yield read[start : start + micro_batches]
             step += steps
-            if len(self._recent) > UNCOUNTED_GROUPS:
-                self._count_before(step - 2 * steps)
-
-    def _groups(self, first_step: int, most_steps: int, micro_batch_size: int) -> Iterator[tuple[Samples, list[Batch]]]:
-        """The samples of some steps at a time, read. Few at first, so that the first batch is there soon."""
-        rank, world_size = self._rank
-        rows_per_step = self._plan.global_batch_size // world_size
-        most_located = max(most_steps, PLAN_SAMPLES // rows_per_step)
-        step, located_steps, steps = first_step, 1, 1
-        while True:
-            sample = step * self._plan.global_batch_size
-            located = self._plan.locate(rank_samples(sample, rows_per_step * located_steps, rank, world_size))
-            done = 0
-            while done < located_steps:
-                upto = min(done + steps, located_steps)
-                samples = located.part(slice(done * rows_per_step, upto * rows_per_step))
-                yield samples, self._read(samples, micro_batch_size)
-                self._release((step + upto) * self._plan.global_batch_size)
-                done, steps = upto, min(2 * steps, most_steps)
-            step += located_steps
-            located_steps = min(2 * located_steps, most_located)
-
-    def _read(self, samples: Samples, micro_batch_size: int) -> list[Batch]:
-        sources = np.unique(samples.source).tolist()
-        if len(sources) == 1:
-            tokens, used = self._rows(sources[0], samples.row, samples.lane, samples.window)
-        else:
-            tokens = np.empty((len(samples.row), self._seq_len), self._train[0].shape.dtype)
-            used = np.empty(len(samples.row), np.int64)
-            for source in sources:
-                chosen = np.flatnonzero(samples.source == source)
-                tokens[chosen], used[chosen] = self._rows(
-                    source, samples.row[chosen], samples.lane[chosen], samples.window[chosen]
-                )
-        return batches(find_pieces(tokens, used, self.end_of_document, samples), micro_batch_size)
-
-    def _rows(self, source: int, rows: Indices, lanes: Indices, windows: Indices) -> tuple[Rows, NDArray[np.int64]]:
-        return self._train[source].cut_rows(rows, self._plan.cuts[source], lanes, windows)
-
-    def _release(self, next_sample: int) -> None:
-        """Drop blocks from the cache whose windows all lie before `next_sample` on this rank's lanes."""
-        for source, order in enumerate(self._plan.orders):
-            if self._train[source].cached and order.blocks > 1:
-                first = self._plan.windows_passed(source, next_sample, *self._rank)
-                self.cache.release(source, lambda lane, window, first=first: bool(window < first[lane]))
 
     def validation(self, *, sequences: int, micro_batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
-        """The first rows of the validation split, sources in turn; the last batches padded with rows without labels."""
-        rows = self._validation_rows(sequences)
-        for start in range(0, len(rows), micro_batch_size * world_size):
-            first = start + rank * micro_batch_size
-            mine = rows[first : first + micro_batch_size]
-            tokens = np.full((micro_batch_size, self._seq_len), self.end_of_document, np.uint32)
-            used, zeros = np.zeros(micro_batch_size, np.int64), np.zeros(micro_batch_size, np.int64)
-            sources, numbers = np.zeros(micro_batch_size, np.int32), np.full(micro_batch_size, -1, np.int64)
-            for place, (source, row) in enumerate(mine):
-                one, in_use = self._validation[source].cut_rows(
-                    np.array([row]), self._plan.cuts[source], zeros[:1], zeros[:1]
-                )
-                tokens[place], used[place] = one[0], in_use[0]
-                sources[place], numbers[place] = source, first + place
-            samples = Samples(numbers, sources, zeros, zeros, zeros, zeros)
-            yield from batches(find_pieces(tokens, used, self.end_of_document, samples), micro_batch_size)
+        """This rank's batches of the first `sequences` rows of the validation split, taken from the sources in turn.
 
-    def _validation_rows(self, sequences: int) -> list[tuple[int, int]]:
-        """(source, row), sources in turn."""
-        sizes = [reader.rows * cuts for reader, cuts in zip(self._validation, self._plan.cuts, strict=True)]
-        rows = [(row, source) for source, size in enumerate(sizes) for row in range(min(size, sequences))]
-        return [(source, row) for row, source in sorted(rows)[:sequences]]
+        Every rank gets the same number of batches. Missing rows at the end are padding without labels."""
+        return validation_batches(
+            self._validation,
+            self._plan.cuts,
+            sequences=sequences,
+            micro_batch_size=micro_batch_size,
+            rank=rank,
+            world_size=world_size,
+            end_of_document=self.end_of_document,
+        )
 
-    def _count_before(self, step: int) -> None:
-        """Count the samples of groups of steps that end at `step` or earlier."""
-        done = []
-        while self._recent and self._recent[0][0] + self._recent[0][1] <= step:
-            done.append(self._recent.popleft()[2])
-        if done:
-            self._counts = add(self._counts, count(joined(done)))
+    def first_sample(self, step: int) -> int:
+        """Global sample at which a step begins, under the batch sizes that the run has had."""
+        return self._plan.batch_sizes.first_sample(step)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether any source has rows in its validation split."""
+        return any(reader.rows for reader in self._validation)
 
     def state(self, step: int) -> dict[str, Any]:
-        """What this rank has used in all steps before `step`, and what a resume needs. JSON."""
-        self._count_before(step)
-        counts = self._counts
-        for first, steps, samples in self._recent:
-            done = min(max(step - first, 0), steps)
-            counts = add(counts, count(samples.part(slice(0, len(samples.sample) // steps * done))))
-        sample = step * self._plan.global_batch_size
+        """This rank's state before `step`, as JSON values: the samples used, and what a resume needs."""
+        sizes = self._plan.batch_sizes
+        sample = sizes.first_sample(step)
         return {
             "version": STATE_VERSION,
             "rank": self._rank[0],
             "world_size": self._rank[1],
             "step": step,
             "samples": sample,
-            "global_batch_size": self._plan.global_batch_size,
+            "global_batch_size": sizes.size(step),
+            "batch_sizes": sizes.as_json(step),
             "seq_len": self._seq_len,
             "seed": self._config.seed,
             "sources": [describe(dataset) for dataset in self._datasets],
             "weights": self._plan.weight_log(sample),
             "quarantined": [
-                [source, block, why]
+                [source, block, reason]
                 for source, reader in enumerate(self._train)
-                for block, why in sorted(reader.quarantined.items())
+                for block, reason in sorted(reader.quarantine.reasons.items())
             ],
-            "counters": to_json(counts),
+            "counters": to_json(self._usage.before(step)),
         }
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """The states of all ranks of the run that saved. DataError if the data are not the same."""
+        """Continues from the states of all ranks that saved. The next call of `steps` must begin at their step.
+
+        DataError that names what changed, if the data are not the same."""
         merged = merge_states(states)
         check_unchanged(merged, self._config.seed, self._seq_len, [describe(dataset) for dataset in self._datasets])
         self._stop_reading()
         self._restored = merged
-        for source, block, why in merged["quarantined"]:
-            self._train[source].quarantined[block] = why
+        for source, block, reason in merged["quarantined"]:
+            self._train[source].quarantine.reasons[block] = reason
         self._agreed = len(merged["quarantined"])
 
     @property
-    def has_news(self) -> bool:
-        """Whether this rank has quarantined a block since `restore`. The ranks must then exchange their states, restore
-        them, and open their steps anew, so that all replace the same blocks from the same step on."""
-        return sum(len(reader.quarantined) for reader in self._train) != self._agreed
+    def has_new_quarantine(self) -> bool:
+        """Whether this rank has quarantined a block since `restore`.
+
+        If so, the ranks must exchange their states, restore them and call `steps` again. Then all ranks replace the
+        same blocks from the same step on."""
+        return sum(len(reader.quarantine.reasons) for reader in self._train) != self._agreed
 
 
-def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all ranks together had used. Tensor-parallel peers read the same data and count once."""
-    by_rank = {state["rank"]: state for state in states}
-    counters = add(*(from_json(state["counters"]) for state in by_rank.values()))
-    quarantined = sorted({tuple(entry[:2]): entry for state in states for entry in state["quarantined"]}.values())
-    return {**states[0], "counters": to_json(counters), "quarantined": quarantined}
+def _keep_freed_memory() -> None:
+    """Makes glibc keep freed arrays of up to 16 MiB for reuse. It raises its limit when the first such array is freed.
 
-
-def _keep_memory() -> None:
-    """Let glibc keep freed arrays of up to 16 MiB. It learns by the first that is freed; until then each such array
-    is fetched from the system anew, and touching it costs more than filling it."""
+    Without this, each array is fetched from the system again, and the page faults cost more than filling it."""
     np.empty(16 << 20, np.uint8)
 
 
 def open_stream(config: DataConfig, *, seq_len: int) -> Stream:
-    """DataError if a data set is missing, damaged or does not fit."""
+    """The stream of a run. DataError if a data set is missing, damaged or does not fit."""
     return Stream(config, seq_len=seq_len)

@@ -1,7 +1,8 @@
-"""Which documents a step of a run trained on."""
+"""The trace: which documents a step of a run trained on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,24 @@ from data_pipeline.shards.dataset import DataSet
 from data_pipeline.shards.manifest import TRAIN
 from data_pipeline.shards.rows_reader import RowReader
 from data_pipeline.stream.audit import plan_of
-from data_pipeline.stream.plan import Plan
-from data_pipeline.stream.stream import merge_states
+from data_pipeline.stream.saved_state import merge_states
 from data_pipeline.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Document:
-    """A document's piece in a row."""
+class TracedDocument:
+    """A piece of a document in a row."""
 
     file: str
+    """Address of the input file."""
     number: int
-    """Of the record in the file, from 0."""
+    """Number of the record in the file, from 0."""
     first_token: int
-    """Of the document, in this piece."""
+    """The document's first token in the piece."""
     tokens: int
+    """Tokens in the piece."""
     text: str
+    """Text of the piece."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,12 @@ class TracedSample:
     """A row that a step trained on."""
 
     sample: int
+    """Global sample index."""
     source: str
+    """Path of the data set."""
     epoch: int
     row: int
-    documents: list[Document]
+    documents: list[TracedDocument]
 
 
 def trace(
@@ -48,50 +53,61 @@ def trace(
     seq_len: int,
     global_batch_size: int,
     step: int,
-    wanted: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
     states: Sequence[dict[str, Any]] = (),
 ) -> list[TracedSample]:
-    """The samples of a step (counted from 0), or the `wanted` ones (places in the global batch)."""
-    places = range(global_batch_size) if wanted is None else wanted
-    if any(not 0 <= place < global_batch_size for place in places):
-        raise DataError(
-            f"--sample must be 0 to {global_batch_size - 1}, a place in the global batch, not {list(places)}"
-        )
+    """The samples of step number `step`, counted from 0, at these positions in the global batch; None: at all.
+
+    `states` are those of a checkpoint of the run. DataError if a position is out of range or the data changed."""
     plan = plan_of(config, seq_len, global_batch_size, states)
-    bad = merge_states(states)["quarantined"] if states else []
-    readers = []
-    for number, source in enumerate(config.sources):
-        reader = RowReader(DataSet(source.path, source.mirror), TRAIN, number, BlockCache(1 << 28))
-        reader.quarantined.update({block: why for of, block, why in bad if of == number})
-        readers.append(reader)
+    size = plan.batch_sizes.size(step)
+    positions = range(size) if positions is None else positions
+    if any(not 0 <= position < size for position in positions):
+        raise DataError(f"--sample must be 0 to {size - 1}, a position in the global batch, not {list(positions)}")
+    readers = _readers(config, states)
     tokenizer = DataSet(config.sources[0].path, config.sources[0].mirror).tokenizer()
-    located = plan.locate(step * global_batch_size + np.array(places, np.int64))
+    located = plan.locate(plan.batch_sizes.first_sample(step) + np.array(positions, np.int64))
     rows = zip(*(getattr(located, name).tolist() for name in ("sample", "source", "epoch", "row")), strict=True)
     return [
         TracedSample(
-            sample, config.sources[source].path, epoch, row, _documents(readers[source], plan, source, row, tokenizer)
+            sample,
+            config.sources[source].path,
+            epoch,
+            row,
+            _documents(readers[source], row, plan.cuts[source], tokenizer),
         )
         for sample, source, epoch, row in rows
     ]
 
 
-def _documents(reader: RowReader, plan: Plan, source: int, row: int, tokenizer: Tokenizer) -> list[Document]:
-    cuts = plan.cuts[source]
+def _readers(config: DataConfig, states: Sequence[dict[str, Any]]) -> list[RowReader]:
+    """A reader of each source, with the quarantined blocks that the states record."""
+    readers = [
+        RowReader(DataSet(source.path, source.mirror), TRAIN, number, BlockCache(1 << 28))
+        for number, source in enumerate(config.sources)
+    ]
+    for source, block, reason in merge_states(states)["quarantined"] if states else []:
+        readers[source].quarantine.reasons[block] = reason
+    return readers
+
+
+def _documents(reader: RowReader, row: int, cuts: int, tokenizer: Tokenizer) -> list[TracedDocument]:
+    """The pieces of documents in a row, if each stored row is cut into `cuts` rows."""
     stored, part = divmod(row, cuts)
-    stored = int(reader.without_quarantined(np.array([stored]))[0])
+    stored = int(reader.quarantine.replace(np.array([stored]))[0])
     width = reader.shape.row_tokens // cuts
     zero = np.zeros(1, np.int64)
     tokens, used = (array[0] for array in reader.cut_rows(np.array([stored]), 1, zero, zero))
     block, offset = divmod(stored, reader.shape.block_rows)
     starts, pieces = reader.origins(block)
     of_row = pieces[starts[offset] : starts[offset + 1]]
-    bounds = [*of_row["start"].tolist(), int(used)]
+    bounds = pairwise([*of_row["start"].tolist(), int(used)])
     out = []
-    for piece, begin, end in zip(of_row, bounds, bounds[1:], strict=False):
+    for piece, (begin, end) in zip(of_row, bounds, strict=True):
         first, last = max(begin, part * width), min(end, (part + 1) * width)
         if first < last:
             ids = [token for token in tokens[first:last].tolist() if token != tokenizer.end_of_document]
             file = reader.files[int(piece["file"])]
-            before = int(piece["offset"]) + first - begin
-            out.append(Document(file, int(piece["document"]), before, last - first, tokenizer.decode(ids)))
+            first_token = int(piece["offset"]) + first - begin
+            out.append(TracedDocument(file, int(piece["document"]), first_token, last - first, tokenizer.decode(ids)))
     return out

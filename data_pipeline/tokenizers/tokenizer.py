@@ -1,45 +1,62 @@
-"""Tokenizers behind one small interface: SentencePiece, and whatever the `tokenizers` library loads.
+"""Tokenizers behind one small interface: SentencePiece, and any tokenizer that the `tokenizers` library loads.
 
-Control tokens come only from the pipeline: the text "</s>" or "<|endoftext|>" in a document is encoded as text. The
-folder of a tokenizer holds `tokenizer.model` (SentencePiece) or `tokenizer.json` (Hugging Face), and may hold
-`keepstep.json`, which names the end-of-document token where the other files do not.
+Only the pipeline adds control tokens: the text "</s>" or "<|endoftext|>" in a document is encoded as text. The folder
+of a tokenizer contains `tokenizer.model` (SentencePiece) or `tokenizer.json` (Hugging Face). It may contain
+`keepstep.json`, which names the tokens that begin and end a document if the other files do not.
 """
 
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import xxhash
 
 from data_pipeline.errors import DataError
-from data_pipeline.tokenizers.tiktoken_twin import Encode, tiktoken_twin
+from data_pipeline.tokenizers.tiktoken_encoder import Encode, tiktoken_encoder
+from data_pipeline.tokenizers.tiktoken_file import SUFFIX, convert_tiktoken, is_tiktoken
 
 SENTENCEPIECE_FILE = "tokenizer.model"
 HUGGING_FACE_FILE = "tokenizer.json"
 KEEPSTEP_FILE = "keepstep.json"
-_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
-_SPACE = "\u2581"  # SentencePiece writes a space so, and reads this character back as a space
+_SPACE = "\u2581"  # SentencePiece's mark for a space; it decodes this character to a space
 
 
 class Tokenizer(Protocol):
+    """Converts text to token ids and back."""
+
     vocab_size: int
     """The largest id plus one."""
     end_of_document: int
+    """Id of the control token that the pipeline puts after each document."""
+    beginning_of_document: int | None
+    """Id of the control token that the pipeline puts before each document; None: nothing."""
+    unknown: int | None
+    """Id of the token for text that the tokenizer cannot represent; None if there is none."""
 
     def encode(self, text: str) -> list[int]:
-        """Never emits control ids."""
+        """The ids of the text, control ids never among them."""
         ...
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; the same ids as from `encode`, but faster."""
+        ...
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids."""
+        ...
 
 
 class SentencePieceTokenizer:
-    def __init__(self, file: Path, end_of_document: str | None = None) -> None:
+    """A SentencePiece model. Lossless: U+2581 in a text, SentencePiece's mark for a space, is encoded as bytes."""
+
+    def __init__(
+        self, file: Path, end_of_document: str | None = None, beginning_of_document: str | None = None
+    ) -> None:
         from sentencepiece import SentencePieceProcessor
 
         try:
@@ -54,15 +71,22 @@ class SentencePieceTokenizer:
         if self.end_of_document < 0 or not self._processor.is_control(self.end_of_document):
             raise DataError(
                 f"{file} has no control token {end_of_document or 'for the end of a document (eos)'}; "
-                f"name one with --end-of-document or train with one"
+                f"name one with --end-of-document, or train the model with one"
             )
+        begin = beginning_of_document
+        self.beginning_of_document: int | None = None if begin is None else self._processor.piece_to_id(begin)
+        if self.beginning_of_document is not None and not self._processor.is_control(self.beginning_of_document):
+            raise DataError(f"{file} has no control token {begin}; name another with --beginning-of-document")
+        self.unknown: int | None = self._processor.unk_id() if self._processor.unk_id() >= 0 else None
         space_bytes = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
         self._space_ids = space_bytes if all(self._processor.is_byte(i) for i in space_bytes) else None
 
     def encode(self, text: str) -> list[int]:
+        """The ids of the text, control ids never among them."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text."""
         if self._space_ids is None or not any(_SPACE in text for text in texts):
             return self._processor.encode(list(texts), num_threads=1)
         return [self._encode_with_space_mark(text) for text in texts]
@@ -73,113 +97,154 @@ class SentencePieceTokenizer:
         return first + [token for ids in others for token in (*self._space_ids, *ids)]
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids; control tokens give no text."""
         return self._processor.decode([int(i) for i in ids])
 
 
 class HuggingFaceTokenizer:
-    def __init__(self, file: Path, end_of_document: str) -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one tokenizer per process scales; its threads do not
+    """A `tokenizer.json` of the `tokenizers` library. Batches are encoded by tiktoken if it gives the same ids."""
+
+    def __init__(self, file: Path, end_of_document: str, beginning_of_document: str | None = None) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per CPU scales better than threads
         import tokenizers
 
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
-            raise DataError(f"{file} is not a tokenizer of Hugging Face: {error}") from None
+            raise DataError(f"{file} is not a Hugging Face tokenizer: {error}") from None
         self._file = file
-        self._twin: Encode | None = None
-        self._sought_twin = False
+        self._tiktoken: Encode | None = None
+        self._tried_tiktoken = False
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # as text
+        self._tokenizer.encode_special_tokens = True  # encodes "<|endoftext|>" in a document as text
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        end = self._tokenizer.token_to_id(end_of_document)
-        if end is None:
-            raise DataError(f"{file} has no token {end_of_document!r}; name another with --end-of-document")
-        self.end_of_document: int = end
-        if end in self.encode(end_of_document):
+        self.end_of_document: int = self._control_id(end_of_document, "end")
+        begin = beginning_of_document
+        self.beginning_of_document: int | None = None if begin is None else self._control_id(begin, "beginning")
+        self.unknown: int | None = self._unknown()
+
+    def _unknown(self) -> int | None:
+        import tokenizers
+
+        model = self._tokenizer.model
+        if isinstance(model, tokenizers.models.Unigram):  # has no such attribute
+            return json.loads(self._tokenizer.to_str())["model"].get("unk_id")
+        token = getattr(model, "unk_token", None)
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+    def _control_id(self, token: str, which: str) -> int:
+        """The id of the token. DataError if there is none, or if text can spell it."""
+        found = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise DataError(f"{self._file} has no token {token!r}; name another with --{which}-of-document")
+        if found in self.encode(token):
             raise DataError(
-                f"{file} does not mark {end_of_document!r} as special, so a document that contains it would be cut "
-                f'there; set "special": true in its added_tokens or name another with --end-of-document'
+                f"{self._file} does not mark {token!r} as special, so a document that contains it would be cut "
+                f'there; set "special": true in its added_tokens or name another with --{which}-of-document'
             )
+        return found
 
     def encode(self, text: str) -> list[int]:
+        """The ids of the text, control ids never among them."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """By tiktoken, where that is the same."""
-        if not self._sought_twin:
-            self._sought_twin, self._twin = True, tiktoken_twin(self._file, self._encode_batch)
-        return self._twin(texts) if self._twin is not None else self._encode_batch(texts)
+        """The ids of each text."""
+        if not self._tried_tiktoken:
+            self._tried_tiktoken, self._tiktoken = True, tiktoken_encoder(self._file, self._encode_batch)
+        return self._tiktoken(texts) if self._tiktoken is not None else self._encode_batch(texts)
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens included."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
-def load_tokenizer(path: str | Path, end_of_document: str | None = None) -> Tokenizer:
-    """A folder with a tokenizer's files, or its `.model` or `.json` file. DataError if there is none."""
-    path = Path(path)
-    folder = path if path.is_dir() else path.parent
-    end_of_document = end_of_document or _stated_end_of_document(folder)
-    for name in (SENTENCEPIECE_FILE, HUGGING_FACE_FILE) if path.is_dir() else (path.name,):
-        file = folder / name
-        if not file.is_file():
-            continue
-        if file.suffix == ".model":
-            return SentencePieceTokenizer(file, end_of_document)
-        if end_of_document is None:
-            raise DataError(
-                f"{folder} does not say which token ends a document (eos_token in tokenizer_config.json); "
-                f'name it, for example --end-of-document "<|endoftext|>"'
-            )
-        return HuggingFaceTokenizer(file, end_of_document)
-    raise DataError(
-        f"no tokenizer in {path}: expected a folder with {SENTENCEPIECE_FILE} or {HUGGING_FACE_FILE}; "
-        f"`keepstep data tokenizer` trains one"
-    )
+def load_tokenizer(
+    path: str | Path, end_of_document: str | None = None, beginning_of_document: str | None = None
+) -> Tokenizer:
+    """The tokenizer at `path`: a folder with its files, or its `.model`, `.json` or `.tiktoken` file.
 
-
-def _stated_end_of_document(folder: Path) -> str | None:
-    for name in (KEEPSTEP_FILE, *_COMPANIONS[:2]):
-        try:
-            stated: dict[str, Any] = json.loads((folder / name).read_text())
-        except (OSError, ValueError):
-            continue
-        token = stated.get("end_of_document") or stated.get("eos_token")
-        if token:
-            return token["content"] if isinstance(token, dict) else token
-    return None
-
-
-def find_tokenizer(name: str | Path) -> Path:
-    """The folder or file of that name, or else the files of that name on the Hugging Face hub, downloaded."""
-    if Path(name).exists() or str(name).startswith((".", "/")):
-        return Path(name)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(name), allow_patterns=[SENTENCEPIECE_FILE, HUGGING_FACE_FILE, *_COMPANIONS]))
-    except Exception as error:  # offline, no such name, no right to it
+    DataError if there is none, or if a control token is unknown or not a control token."""
+    file = _tokenizer_file(Path(path))
+    stated = _stated(file.parent, end_of_document, beginning_of_document)
+    begin, end = stated.get("beginning_of_document"), stated.get("end_of_document")
+    if is_tiktoken(file):
+        with TemporaryDirectory(prefix="keepstep-tokenizer-") as folder:
+            converted = Path(folder) / HUGGING_FACE_FILE
+            content, end = convert_tiktoken(file, stated)
+            converted.write_text(content, encoding="utf-8")
+            loaded = HuggingFaceTokenizer(converted, end, begin)
+            loaded.encode_batch([""])  # its first batch reads the file again
+            return loaded
+    if file.suffix == ".model":
+        return SentencePieceTokenizer(file, end, begin)
+    if end is None:
         raise DataError(
-            f"no tokenizer in {name}: no such path, and the hub says: {str(error).splitlines()[0]}"
-        ) from None
+            f"{file.parent} does not state which token ends a document (eos_token in tokenizer_config.json); "
+            f'name it, for example --end-of-document "<|endoftext|>"'
+        )
+    return HuggingFaceTokenizer(file, end, begin)
 
 
-def tokenizer_files(path: str | Path, end_of_document: str | None = None) -> dict[str, bytes]:
-    """The files that travel with a data set: name -> content, the name of the end-of-document token among them."""
+def _tokenizer_file(path: Path) -> Path:
+    """The tokenizer's file: `path`, or the first of those known in the folder `path`. DataError if there is none."""
+    names = (SENTENCEPIECE_FILE, HUGGING_FACE_FILE, *sorted(found.name for found in path.glob(f"*{SUFFIX}")))
+    found = [path] if path.is_file() else [path / name for name in names if (path / name).is_file()]
+    if not found:
+        raise DataError(
+            f"no tokenizer in {path}: expected a folder with {SENTENCEPIECE_FILE} or {HUGGING_FACE_FILE}, or a "
+            f"{SUFFIX} file; `keepstep data tokenizer` trains one"
+        )
+    return found[0]
+
+
+def _stated(folder: Path, end_of_document: str | None, beginning_of_document: str | None) -> dict[str, Any]:
+    """The control tokens of documents, as given or else as the tokenizer's files name them, and the other entries of
+    `keepstep.json`."""
+    stated = _read_json(folder / KEEPSTEP_FILE)
+    given = {"end_of_document": end_of_document, "beginning_of_document": beginning_of_document}
+    stated |= {name: token for name, token in given.items() if token is not None}
+    for companion in COMPANIONS[:2]:
+        if not stated.get("end_of_document") and (token := _read_json(folder / companion).get("eos_token")):
+            stated["end_of_document"] = token if isinstance(token, str) else token["content"]
+    return stated
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def tokenizer_files(
+    path: str | Path, end_of_document: str | None = None, beginning_of_document: str | None = None
+) -> dict[str, bytes]:
+    """The tokenizer's files, which a data set stores: name -> content. They name the control tokens of documents."""
     path = Path(path)
-    folder = path if path.is_dir() else path.parent
-    names = [n for n in (SENTENCEPIECE_FILE, HUGGING_FACE_FILE, *_COMPANIONS) if (folder / n).is_file()]
-    files = {name: (folder / name).read_bytes() for name in names}
-    if path.is_file() and path.name not in files:
-        files[SENTENCEPIECE_FILE if path.suffix == ".model" else HUGGING_FACE_FILE] = path.read_bytes()
-    end_of_document = end_of_document or _stated_end_of_document(folder)
-    if end_of_document is not None:
-        files[KEEPSTEP_FILE] = json.dumps({"end_of_document": end_of_document}).encode() + b"\n"
+    file = _tokenizer_file(path)
+    both = [file.parent / name for name in (SENTENCEPIECE_FILE, HUGGING_FACE_FILE)]
+    has_both = path.is_dir() and all(other.is_file() for other in both)
+    stated = _stated(file.parent, end_of_document, beginning_of_document)
+    companions = [file.parent / name for name in COMPANIONS if (file.parent / name).is_file()]
+    files = {found.name: found.read_bytes() for found in companions}
+    if is_tiktoken(file):
+        content, stated["end_of_document"] = convert_tiktoken(file, stated)
+        files[HUGGING_FACE_FILE] = content.encode()
+    elif has_both:
+        files |= {other.name: other.read_bytes() for other in both}
+    else:
+        files[SENTENCEPIECE_FILE if file.suffix == ".model" else HUGGING_FACE_FILE] = file.read_bytes()
+    named = ("end_of_document", "beginning_of_document")
+    if control := {name: stated[name] for name in named if stated.get(name) is not None}:
+        files[KEEPSTEP_FILE] = json.dumps(control).encode() + b"\n"
     return files
 
 
 def hashes(files: dict[str, bytes]) -> dict[str, str]:
+    """The 128-bit xxh3 hash of each file, by name."""
     return {name: xxhash.xxh3_128_hexdigest(content) for name, content in sorted(files.items())}

@@ -1,73 +1,49 @@
-"""`keepstep data audit` and `keepstep data trace`: what a run read, recomputed from its recipe and checkpoints."""
+"""`keepstep data trace`: show the documents that a step trained on."""
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from launch.data.runs import add_run, open_run
+from launch.numbers import whole
+from launch.terminal import add_json_option, print_json
 
 if TYPE_CHECKING:
-    from data_pipeline.stream.audit import Audit
-    from train.config import Recipe
+    from data_pipeline.stream.trace import TracedSample
 
 
-def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run folder, or a recipe that has not run")
-    parser.add_argument(
-        "--ranks", type=_numbers, default=(1, 2, 3, 4, 8), metavar="N,N", help="numbers of ranks (default: 1,2,3,4,8)"
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="steps to walk (default: up to the newest checkpoint)")
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(","))
-
-
-def audit_run(options: argparse.Namespace) -> int:
-    from data_pipeline.stream.audit import audit, plan_of
-
-    recipe, states = _open(Path(options.run))
-    size = recipe.train.global_batch_size
-    steps = options.steps or (states[0]["step"] if states else recipe.train.steps)
-    plan = plan_of(recipe.data, recipe.model.seq_len, size, states)
-    print(describe_audit(audit(plan, steps * size, options.ranks, states), recipe))
-    return 0
-
-
-def describe_audit(result: "Audit", recipe: "Recipe") -> str:
-    lines = [
-        f"{result.samples:,} samples, the same on "
-        f"{', '.join(str(size) for size in result.world_sizes)} ranks; no row twice in an epoch"
-    ]
-    for epoch in result.epochs:
-        state = "complete, every row once" if epoch.complete else f"{epoch.rows - epoch.seen:,} rows to come"
-        lines.append(
-            f"  {recipe.data.sources[epoch.source].path}, epoch {epoch.epoch}: {epoch.seen:,} of {epoch.rows:,} rows, "
-            f"{state}"
-        )
-    lines.append(
-        "the counters of the newest checkpoint agree with the plan"
-        if result.counters_compared
-        else "no counters to compare with (no checkpoint at this step)"
-    )
-    return "\n".join(lines)
-
-
-def add_trace(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run folder, or a recipe that has not run")
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `keepstep data trace`."""
+    parser.epilog = "example: keepstep data trace runs/laptop --step 1200 --sample 3"
+    add_run(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--step", type=int, metavar="N", help="optimizer step, counted from 1")
+    which.add_argument("--step", type=whole("--step", 1), metavar="N", help="optimizer step, counted from 1")
     which.add_argument(
-        "--data-step", type=int, metavar="N", help="global batch, counted from 0, as events.jsonl names skipped ones"
+        "--data-step",
+        type=whole("--data-step", 0),
+        metavar="N",
+        help="global batch, counted from 0, as events.jsonl names skipped batches",
     )
-    parser.add_argument("--sample", type=int, metavar="K", help="only this place in the global batch, from 0")
-    parser.add_argument("--characters", type=int, default=400, metavar="N", help="of each text; 0: all (default: 400)")
+    parser.add_argument(
+        "--sample", type=whole("--sample", 0), metavar="K", help="only this position in the global batch, from 0"
+    )
+    parser.add_argument(
+        "--characters",
+        type=whole("--characters", 0),
+        default=400,
+        metavar="N",
+        help="characters of each text; 0: all (default: 400)",
+    )
+    add_json_option(parser)
 
 
-def trace_run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Print the rows of the step, and the pieces of documents in them. DataError if there is no such step or sample."""
     from data_pipeline.errors import DataError
     from data_pipeline.stream.trace import trace
 
-    folder = Path(options.run)
-    recipe, states = _open(folder)
+    recipe, states = open_run(options.run)
     if options.data_step is None and options.step < 1:
         raise DataError(f"--step ({options.step}) must be at least 1, the first optimizer step")
     if options.data_step is not None and options.data_step < 0:
@@ -76,43 +52,35 @@ def trace_run(options: argparse.Namespace) -> int:
         recipe.data,
         seq_len=recipe.model.seq_len,
         global_batch_size=recipe.train.global_batch_size,
-        step=_data_step(folder, options.step) if options.data_step is None else options.data_step,
-        wanted=None if options.sample is None else [options.sample],
+        step=data_step(options.run, options.step) if options.data_step is None else options.data_step,
+        positions=None if options.sample is None else [options.sample],
         states=states,
     )
-    for sample in samples:
-        print(f"sample {sample.sample}: {sample.source}, epoch {sample.epoch}, row {sample.row}")
-        for document in sample.documents:
-            text = document.text[: options.characters] if options.characters else document.text
-            more = "" if len(text) == len(document.text) else f" ... {len(document.text) - len(text)} characters more"
-            print(
-                f"  {document.file}, document {document.number}, from token {document.first_token}, "
-                f"{document.tokens} tokens"
-            )
-            print("\n".join(f"    | {line}" for line in text.split("\n")) + more)
+    if options.json:
+        print_json({"samples": [asdict(sample) for sample in samples]})
+    else:
+        for sample in samples:
+            print_sample(sample, options.characters)
     return 0
 
 
-def _data_step(folder: Path, step: int) -> int:
-    """Which global batch an optimizer step used: a run may have passed over some."""
-    from train.records.events import read_jsonl
+def data_step(folder: Path, step: int) -> int:
+    """Return the number of the global batch that an optimizer step used; they differ after a skipped batch."""
+    from train.records.curve import clean_curve
 
-    steps = {row["step"]: row["data_step"] - 1 for row in read_jsonl(folder / "metrics.jsonl") if "data_step" in row}
-    return steps.get(step, step - 1)
+    record = clean_curve(folder / "metrics.jsonl").get(step, {})
+    return record.get("data_step", step) - 1
 
 
-def _open(path: Path) -> tuple["Recipe", list[dict[str, Any]]]:
-    """The recipe, and the states of all ranks in the newest checkpoint, if there is one."""
-    from train.checkpoint.format.manifest import MANIFEST, decode
-    from train.checkpoint.stores.open import open_root
-    from train.checkpoint.stores.protocol import read_all
-    from train.config_file import load_recipe
-
-    if path.is_file():
-        return load_recipe(path), []
-    recipe = load_recipe(path / "recipe.yaml")
-    root = open_root(path / "checkpoints")
-    steps = root.steps()
-    if not steps:
-        return recipe, []
-    return recipe, decode(read_all(root.folder(max(steps)), MANIFEST)).rank_states
+def print_sample(sample: "TracedSample", characters: int) -> None:
+    """Print one row for people, with the first `characters` of each text; 0: all."""
+    print(f"sample {sample.sample}: {sample.source}, epoch {sample.epoch}, row {sample.row}")
+    for document in sample.documents:
+        text = document.text[:characters] if characters else document.text
+        hidden = len(document.text) - len(text)
+        more = f" ... {hidden:,} more characters" if hidden else ""
+        print(
+            f"  {document.file}, document {document.number}, from token {document.first_token}, "
+            f"{document.tokens} tokens"
+        )
+        print("\n".join(f"    | {line}" for line in text.split("\n")) + more)

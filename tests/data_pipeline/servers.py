@@ -1,4 +1,4 @@
-"""HTTP servers on loopback for the tests: a plain one that misbehaves as told, and moto's S3."""
+"""An HTTP server on loopback that serves files and injects faults."""
 
 import threading
 import time
@@ -11,26 +11,31 @@ from pathlib import Path
 
 @dataclass
 class Faults:
-    """What the server does wrong, and what it was asked for."""
+    """The faults to inject, and the requests received."""
 
-    seconds_late: float = 0.0
+    delay_seconds: float = 0.0
+    """Delay of each answer."""
+    together: threading.Barrier | None = None
+    """Requests that wait here for each other before any of them gets an answer."""
     errors: int = 0
-    """Answers of 503 that are still to be given."""
+    """Number of answers that will have status 503."""
     cuts: int = 0
-    """Answers that are still to be cut in the middle."""
+    """Number of answers whose connection will be closed in the middle."""
     short: int = 0
-    """Answers that are still to be well-formed, but a byte too short."""
+    """Number of answers that will be well-formed, but a byte too short."""
     flips: int = 0
-    """Answers with one bit wrong."""
+    """Number of answers that will have one wrong bit."""
     only: str = ".shard"
-    """Faults hit requests of paths with this in them."""
+    """Faults affect only paths that contain this."""
     requests: list[str] = field(default_factory=list)
-    """Path and range of each."""
-    at_once: int = 0
-    most_at_once: int = 0
+    """Path and range of each request."""
+    parallel: int = 0
+    """Requests in progress."""
+    most_parallel: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, name: str) -> bool:
+        """Whether this answer gets the fault; if so, one fewer remains."""
         with self.lock:
             left = getattr(self, name)
             if left:
@@ -51,20 +56,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         with self.faults.lock:
-            self.faults.at_once += 1
-            self.faults.most_at_once = max(self.faults.most_at_once, self.faults.at_once)
+            self.faults.parallel += 1
+            self.faults.most_parallel = max(self.faults.most_parallel, self.faults.parallel)
         try:
             self._answer(with_body=True)
         finally:
             with self.faults.lock:
-                self.faults.at_once -= 1
+                self.faults.parallel -= 1
 
     def _answer(self, with_body: bool) -> None:
         faults, path = self.faults, self.root / self.path.lstrip("/")
-        wrong = faults.only in self.path
+        affected = faults.only in self.path
         faults.requests.append(f"{self.path} {self.headers.get('Range', '')}")
-        time.sleep(faults.seconds_late)
-        if wrong and faults.take("errors"):
+        time.sleep(faults.delay_seconds)
+        if faults.together is not None:
+            faults.together.wait(timeout=600)
+        if affected and faults.take("errors"):
             return self._head(503, 0)
         if not path.is_file():
             return self._head(404, 0)
@@ -76,14 +83,14 @@ class _Handler(BaseHTTPRequestHandler):
             start, _, end = asked.removeprefix("bytes=").partition("-")
             begin = int(start)
             data = data[begin : int(end) + 1 if end else None]
-        if wrong and faults.take("short"):
+        if affected and faults.take("short"):
             data = data[:-1]
-        if wrong and faults.take("flips"):
+        if affected and faults.take("flips"):
             data = bytes([data[0] ^ 1]) + data[1:]
         self._head(206 if asked else 200, len(data), f"bytes {begin}-{begin + len(data) - 1}/{size}" if asked else None)
         if not with_body:
             return None
-        if wrong and faults.take("cuts"):
+        if affected and faults.take("cuts"):
             self.wfile.write(data[: len(data) // 2])
             self.wfile.flush()
             self.connection.close()
@@ -105,12 +112,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # the client went away, or we cut it off
+        pass  # the client disconnected, or the server cut the connection
 
 
 @contextmanager
 def http_server(root: Path) -> Iterator[tuple[str, Faults]]:
-    """Serves the files below `root`. Gives its address and what it does wrong."""
+    """Serves the files below `root`. Yields its address and its faults."""
     faults = Faults()
     handler = type("Handler", (_Handler,), {"root": root, "faults": faults})
     server = _Server(("127.0.0.1", 0), handler)

@@ -1,15 +1,17 @@
-"""Small corpora and data sets for the tests of this folder."""
+"""Small corpora and data sets for the tests in this folder."""
 
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.build.prepare import BuildOptions, build_dataset
 from data_pipeline.build.workers import Pool
 from data_pipeline.config import DataConfig
+from data_pipeline.progress import Advance
 from data_pipeline.shards.manifest import Manifest
 
 WORDS = re.findall(r"\w+", "the cat sat on a mat and saw how many dogs run in rain while birds sing of spring")
@@ -22,12 +24,13 @@ def documents(number: int, seed: int = 0, longest: int = 60) -> list[str]:
 
 
 def write_jsonl(path: Path, texts: Sequence[Any], key: str = "text") -> Path:
+    """Writes one JSON object per text."""
     path.write_text("".join(json.dumps({key: text}) + "\n" for text in texts))
     return path
 
 
 def build(folder: Path, texts: Sequence[str], tokenizer: Path, **options: Any) -> Manifest:
-    """A data set of these texts in `folder`, in this process."""
+    """Builds a data set of these texts in `folder`, in this process."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     inputs = write_jsonl(folder.with_name(folder.name + ".jsonl"), texts)
     chosen = BuildOptions(**{"seq_len": 32, "block_bytes": 256, **options})
@@ -37,6 +40,7 @@ def build(folder: Path, texts: Sequence[str], tokenizer: Path, **options: Any) -
 
 
 def config(*folders: Path | str, **fields: Any) -> DataConfig:
+    """The settings for training on these data sets, without prefetch. `mirror` is that of the first one."""
     weights = fields.pop("weights", [1.0] * len(folders))
     sources = [{"path": str(folder), "weight": weight} for folder, weight in zip(folders, weights, strict=True)]
     mirror = fields.pop("mirror", None)
@@ -46,5 +50,26 @@ def config(*folders: Path | str, **fields: Any) -> DataConfig:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
+    """The content of all files below a folder, by path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Recorder:
+    """A `Progress` that records the stages, their totals and the units done."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float | None] = {}
+        self.units: dict[str, str] = {}
+        self.done: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+
+    @contextmanager
+    def __call__(self, description: str, total: float | None, unit: str) -> Iterator[Advance]:
+        self.totals[description], self.units[description] = total, unit
+        self.done[description], self.calls[description] = 0, 0
+
+        def advance(amount: float) -> None:
+            self.done[description] += amount
+            self.calls[description] += 1
+
+        yield advance

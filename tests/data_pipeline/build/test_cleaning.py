@@ -23,7 +23,7 @@ def test_good_text_in_any_language_is_kept(text: str) -> None:
         ("0.1 2.3 4.5 | --- === " * 30, "few letters"),
     ],
 )
-def test_broken_text_is_dropped_with_the_reason(text: str, reason: str) -> None:
+def test_broken_text_is_dropped_with_a_reason(text: str, reason: str) -> None:
     assert quality(text) == reason
 
 
@@ -33,18 +33,18 @@ def test_lengths_are_limited_in_characters() -> None:
     assert (empty(" \n\t"), empty("a")) == ("empty", None)
 
 
-def test_equal_texts_alone_have_equal_hashes() -> None:
+def test_only_equal_texts_have_equal_hashes() -> None:
     assert content_hash("one") == content_hash("one")
     assert content_hash("one") != content_hash("one ")
 
 
-def test_a_filter_is_found_by_its_name() -> None:
+def test_a_filter_is_loaded_by_its_name() -> None:
     assert load_filter("data_pipeline.build.cleaning:quality") is quality
 
 
 @pytest.mark.parametrize(
     "name", ["nowhere:f", "data_pipeline.build.cleaning:nothing", "data_pipeline.build.cleaning", ":f"]
 )
-def test_a_filter_that_is_not_there_is_refused(name: str) -> None:
+def test_a_filter_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(DataError, match=f"--filter {name}: .*give it as module:function"):
         load_filter(name)

@@ -14,9 +14,9 @@ from data_pipeline.errors import DataError
 def write_tasks(work: Path, tasks: list[list[str]]) -> None:
     for number, texts in enumerate(tasks):
         table = np.zeros(len(texts), DOCUMENT)
-        for place, text in enumerate(texts):
-            table[place]["hash_high"], table[place]["hash_low"] = content_hash(text)
-            table[place]["length"] = len(text)
+        for row, text in enumerate(texts):
+            table[row]["hash_high"], table[row]["hash_low"] = content_hash(text)
+            table[row]["length"] = len(text)
         table.tofile(task_files(work, number).documents)
 
 
@@ -25,23 +25,23 @@ def choices(work: Path, tasks: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 24])
-def test_copies_are_dropped_over_the_whole_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_copies_are_dropped_in_the_whole_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr(selection, "HASHES_AT_ONCE", at_once)
     write_tasks(tmp_path, [["a", "b", "a"], [], ["b", "c", "a"]])
     counts: Counter[str] = Counter()
     selected = select_documents(tmp_path, 3, 0.0, True, counts)
     assert choices(tmp_path, 3) == [[IN_TRAIN, IN_TRAIN, DROPPED], [], [DROPPED, IN_TRAIN, DROPPED]]
     assert counts["dropped: copy of another document"] == 3
-    assert selected.documents == 3
+    assert sum(selected.lengths.values()) == 3
 
 
-def test_copies_are_kept_unless_they_are_to_be_dropped(tmp_path: Path) -> None:
+def test_copies_are_kept_without_deduplication(tmp_path: Path) -> None:
     write_tasks(tmp_path, [["a", "a"]])
     select_documents(tmp_path, 1, 0.0, False, Counter())
     assert choices(tmp_path, 1) == [[IN_TRAIN, IN_TRAIN]]
 
 
-def test_about_the_wanted_share_is_held_out_and_copies_stay_together(tmp_path: Path) -> None:
+def test_about_the_wanted_share_is_validation_and_copies_stay_in_one_split(tmp_path: Path) -> None:
     texts = [str(number) for number in range(2000)]
     write_tasks(tmp_path, [texts, texts])
     select_documents(tmp_path, 2, 0.1, False, Counter())
@@ -50,7 +50,7 @@ def test_about_the_wanted_share_is_held_out_and_copies_stay_together(tmp_path: P
     assert 150 < first.count(IN_VALIDATION) < 250
 
 
-def test_being_held_out_depends_on_the_text_alone(tmp_path: Path) -> None:
+def test_the_split_of_a_document_depends_only_on_its_text(tmp_path: Path) -> None:
     write_tasks(tmp_path, [[str(number) for number in range(100)]])
     select_documents(tmp_path, 1, 0.1, False, Counter())
     (before,) = choices(tmp_path, 1)
@@ -59,7 +59,7 @@ def test_being_held_out_depends_on_the_text_alone(tmp_path: Path) -> None:
     assert choices(tmp_path, 2)[1] == before[::-1]
 
 
-def test_at_least_one_document_is_held_out_if_there_are_two(tmp_path: Path) -> None:
+def test_at_least_one_of_two_different_documents_is_validation(tmp_path: Path) -> None:
     write_tasks(tmp_path, [["a", "b", "a"]])
     select_documents(tmp_path, 1, 1e-9, False, Counter())
     assert choices(tmp_path, 1)[0].count(IN_VALIDATION) in (1, 2)
@@ -68,13 +68,13 @@ def test_at_least_one_document_is_held_out_if_there_are_two(tmp_path: Path) -> N
     assert choices(tmp_path, 1) == [[IN_TRAIN]]
 
 
-def test_nothing_left_is_refused_with_what_was_dropped(tmp_path: Path) -> None:
+def test_an_input_without_documents_is_refused_with_the_reasons(tmp_path: Path) -> None:
     write_tasks(tmp_path, [[]])
-    with pytest.raises(DataError, match=r"no documents are left \(3 dropped: empty\); check the inputs and --text-key"):
+    with pytest.raises(DataError, match=r"no documents remain \(3 dropped: empty\); check the inputs and --text-key"):
         select_documents(tmp_path, 1, 0.1, False, Counter({"dropped: empty": 3}))
 
 
-def test_a_share_that_leaves_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
+def test_a_validation_share_that_leaves_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
     write_tasks(tmp_path, [["a", "b"]])
     with pytest.raises(DataError, match=r"validation_share \(1.0\) leaves no document to train on"):
         select_documents(tmp_path, 1, 1.0, False, Counter())

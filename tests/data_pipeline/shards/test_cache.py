@@ -5,7 +5,7 @@ from data_pipeline.shards.cache import BlockCache
 BLOCK = np.zeros((1, 50), np.uint16)  # 100 bytes
 
 
-def test_it_never_holds_more_than_its_bytes() -> None:
+def test_the_cache_never_exceeds_its_limit() -> None:
     cache = BlockCache(350)
     for block in range(5):
         cache.put((0, block), BLOCK)
@@ -14,7 +14,7 @@ def test_it_never_holds_more_than_its_bytes() -> None:
     assert (cache.peak_bytes, cache.dropped_early) == (300, 2)
 
 
-def test_the_longest_unused_goes_first() -> None:
+def test_the_least_recently_used_block_is_dropped_first() -> None:
     cache = BlockCache(200)
     cache.put((0, 1), BLOCK)
     cache.put((0, 2), BLOCK)
@@ -24,7 +24,7 @@ def test_the_longest_unused_goes_first() -> None:
     assert (0, 2) not in cache
 
 
-def test_a_block_goes_when_all_its_windows_are_passed() -> None:
+def test_a_block_is_dropped_when_all_its_windows_are_passed() -> None:
     cache = BlockCache(1000)
     for source in (0, 1):
         cache.put((source, 1), BLOCK)

@@ -1,4 +1,4 @@
-"""Preparation from, and training on, a store that speaks S3 over HTTP: moto's server on loopback."""
+"""Preparation from and training on an S3 store: moto's server on loopback."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.build.prepare import BuildOptions, build_dataset
+from data_pipeline.build.options import BuildOptions
+from data_pipeline.build.prepare import build_dataset
 from data_pipeline.build.workers import Pool
 from data_pipeline.stream.stream import open_stream
 from tests.data_pipeline.conftest import Built
@@ -21,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[None]:
-    """An empty bucket `data`, found by s3:// addresses."""
+    """An empty bucket `data` that s3:// addresses reach."""
     import s3fs
     from moto.server import ThreadedMotoServer
 
@@ -45,15 +46,15 @@ def test_a_data_set_in_a_bucket_gives_the_same_stream(bucket: None, built: Built
 
     s3fs.S3FileSystem().put(str(built.path), "data/set", recursive=True)
     got = {}
-    for place in ("s3://data/set", str(built.path)):
-        with open_stream(config(place, prefetch_batches=8), seq_len=32) as stream:
+    for address in ("s3://data/set", str(built.path)):
+        with open_stream(config(address, prefetch_batches=8), seq_len=32) as stream:
             steps = stream.steps(first_step=3, global_batch_size=8, micro_batch_size=4, rank=1, world_size=2)
-            got[place] = [batch.tokens_BT.tobytes() for step in islice(steps, 40) for batch in step]
+            got[address] = [batch.tokens_BT.tobytes() for step in islice(steps, 40) for batch in step]
             assert stream.fingerprint
     assert len(set(map(str, got.values()))) == 1
 
 
-def test_text_in_a_bucket_is_prepared_like_text_in_a_folder(
+def test_text_in_a_bucket_gives_the_same_data_set_as_text_in_a_folder(
     bucket: None, built: Built, tokenizer: Path, tmp_path: Path
 ) -> None:
     import s3fs
@@ -61,10 +62,10 @@ def test_text_in_a_bucket_is_prepared_like_text_in_a_folder(
     file = write_jsonl(tmp_path / "in.jsonl", built.texts)
     s3fs.S3FileSystem().put(str(file), "data/text/in.jsonl")
     options = BuildOptions(seq_len=32, task_bytes=5000)
-    prints = [
-        build_dataset([place], tmp_path / name, tokenizer, options, pool=Pool(None))
-        for name, place in (("s3", "s3://data/text/*.jsonl"), ("local", str(file)))
+    manifests = [
+        build_dataset([address], tmp_path / name, tokenizer, options, pool=Pool(None))
+        for name, address in (("s3", "s3://data/text/*.jsonl"), ("local", str(file)))
     ]
-    assert prints[0] is not None
-    assert prints[1] is not None
-    assert prints[0].fingerprint == prints[1].fingerprint
+    assert manifests[0] is not None
+    assert manifests[1] is not None
+    assert manifests[0].fingerprint == manifests[1].fingerprint

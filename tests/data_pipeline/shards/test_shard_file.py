@@ -33,7 +33,7 @@ def blocks_of(shape: ShardShape) -> list[Block]:
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("token_bytes", [2, 4])
-def test_a_shard_gives_back_what_was_written(tmp_path: Path, token_bytes: int, compression: Compression) -> None:
+def test_a_written_shard_is_read_back(tmp_path: Path, token_bytes: int, compression: Compression) -> None:
     shape = ShardShape(10, 5, 4, token_bytes, compression)
     blocks = blocks_of(shape)
     checksum = write_shard(tmp_path / "one.shard", shape, iter(blocks))
@@ -51,7 +51,7 @@ def test_a_shard_gives_back_what_was_written(tmp_path: Path, token_bytes: int, c
         assert np.array_equal(pieces, block.pieces)
 
 
-def test_the_header_states_the_width_of_tokens() -> None:
+def test_the_header_states_the_bytes_per_token() -> None:
     assert read_header(header(ShardShape(1, 2, 3, 4)), "x").dtype == np.dtype("<u4")
     assert read_header(header(ShardShape(1, 2, 3, 2)), "x").dtype == np.dtype("<u2")
 
@@ -63,7 +63,7 @@ def test_another_file_is_refused() -> None:
         read_header(b"KEEPSTEP\x09" + bytes(100), "x")
 
 
-def test_nothing_is_left_of_a_shard_that_failed(tmp_path: Path) -> None:
+def test_a_shard_that_fails_leaves_no_file(tmp_path: Path) -> None:
     def failing():
         yield blocks_of(ShardShape(8, 5, 4, 2))[0]
         raise RuntimeError("stopped")

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,15 +25,16 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Faults]]:
         yield address, faults
 
 
-def fine(number: int, data: bytes | memoryview) -> str | None:
+def accept(number: int, data: bytes | memoryview) -> str | None:
+    """A check that all bytes pass."""
     return None
 
 
 @pytest.mark.parametrize("where", ["local", "http"])
-def test_ranges_of_several_files_are_read_at_once(served: tuple[str, Faults], tmp_path: Path, where: str) -> None:
+def test_ranges_of_several_files_are_read_in_one_call(served: tuple[str, Faults], tmp_path: Path, where: str) -> None:
     address = str(tmp_path) if where == "local" else served[0]
     spans = [Span("a.shard", 10, 20), Span("b.shard"), Span("a.shard", 5110, 5120)]
-    answers = read_checked([open_storage(address)], spans, fine)
+    answers = read_checked([open_storage(address)], spans, accept)
     assert [bytes(answer) for answer in answers if not isinstance(answer, DataError)] == [
         CONTENT[10:20],
         CONTENT[::-1],
@@ -40,12 +42,12 @@ def test_ranges_of_several_files_are_read_at_once(served: tuple[str, Faults], tm
     ]
 
 
-def test_only_the_range_travels_and_requests_run_side_by_side(served: tuple[str, Faults]) -> None:
+def test_only_the_range_is_transferred_and_requests_run_in_parallel(served: tuple[str, Faults]) -> None:
     address, faults = served
-    faults.seconds_late = 0.2
-    read_checked([open_storage(address)], [Span("a.shard", 10 * n, 10 * n + 10) for n in range(6)], fine)
+    faults.together = threading.Barrier(3)
+    read_checked([open_storage(address)], [Span("a.shard", 10 * n, 10 * n + 10) for n in range(6)], accept)
     assert sorted(faults.requests) == [f"/a.shard bytes={10 * n}-{10 * n + 9}" for n in range(6)]
-    assert faults.most_at_once > 2
+    assert faults.most_parallel > 2
 
 
 @pytest.mark.parametrize("fault", ["errors", "cuts", "short", "flips"])
@@ -61,47 +63,47 @@ def test_a_read_that_fails_is_tried_again(served: tuple[str, Faults], fault: str
     assert len(faults.requests) == 4
 
 
-def test_what_fails_for_good_says_where_and_how(served: tuple[str, Faults]) -> None:
+def test_a_read_that_fails_every_time_gives_an_error_with_address_and_cause(served: tuple[str, Faults]) -> None:
     address, faults = served
     faults.errors = 100
-    (answer,) = read_checked([open_storage(address)], [Span("a.shard", 100, 200)], fine)
+    (answer,) = read_checked([open_storage(address)], [Span("a.shard", 100, 200)], accept)
     assert isinstance(answer, StorageError)
     assert f"cannot read {address}/a.shard, bytes 100 to 200: 503" in str(answer)
     assert len(faults.requests) == storage.ATTEMPTS
 
 
-def test_only_what_failed_is_asked_again(served: tuple[str, Faults]) -> None:
+def test_only_the_reads_that_failed_are_repeated(served: tuple[str, Faults]) -> None:
     address, faults = served
     faults.errors = 1
-    read_checked([open_storage(address)], [Span("a.shard", 0, 9), Span("b.shard", 0, 9)], fine)
+    read_checked([open_storage(address)], [Span("a.shard", 0, 9), Span("b.shard", 0, 9)], accept)
     assert len(faults.requests) == 3
 
 
-def test_the_mirror_is_taken_when_the_first_gives_up(served: tuple[str, Faults], tmp_path: Path) -> None:
+def test_the_mirror_is_read_after_all_retries_fail(served: tuple[str, Faults], tmp_path: Path) -> None:
     address, faults = served
     faults.errors = 100
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror" / "a.shard").write_bytes(CONTENT)
     storages = [open_storage(address), open_storage(str(tmp_path / "mirror"))]
-    (answer,) = read_checked(storages, [Span("a.shard", 1, 4)], fine)
+    (answer,) = read_checked(storages, [Span("a.shard", 1, 4)], accept)
     assert not isinstance(answer, DataError)
     assert bytes(answer) == CONTENT[1:4]
 
 
 @pytest.mark.parametrize("where", ["local", "http"])
-def test_a_file_that_is_too_short_is_told(served: tuple[str, Faults], tmp_path: Path, where: str) -> None:
+def test_a_file_that_is_too_short_gives_an_error(served: tuple[str, Faults], tmp_path: Path, where: str) -> None:
     address = str(tmp_path) if where == "local" else served[0]
-    (answer,) = read_checked([open_storage(address)], [Span("a.shard", 5000, 6000)], fine)
+    (answer,) = read_checked([open_storage(address)], [Span("a.shard", 5000, 6000)], accept)
     assert isinstance(answer, StorageError)
-    assert "120 bytes came instead of 1000" in str(answer)
+    assert "got 120 bytes instead of 1000" in str(answer)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    (answer,) = read_checked([open_storage(str(tmp_path))], [Span("none", 0, 1)], fine)
+def test_a_missing_file_gives_an_error(tmp_path: Path) -> None:
+    (answer,) = read_checked([open_storage(str(tmp_path))], [Span("none", 0, 1)], accept)
     assert isinstance(answer, StorageError)
     assert "No such file" in str(answer)
 
 
-def test_an_unknown_kind_of_address_is_refused() -> None:
+def test_an_address_with_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(DataError, match=r"cannot open what://ever: Protocol not known"):
         open_storage("what://ever")

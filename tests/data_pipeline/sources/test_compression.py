@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from data_pipeline.errors import DataError
-from data_pipeline.sources.compression import chunks, kind_of
+from data_pipeline.sources.compression import compression_of, decompressed
 
 TEXT = b"".join(b"line %d of some text\n" % number for number in range(20_000))
 HALF = len(TEXT) // 2
@@ -21,17 +21,17 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd
 
 
 def read(data: bytes) -> bytes:
-    return b"".join(chunks(io.BytesIO(data), "a-file"))
+    return b"".join(decompressed(io.BytesIO(data), "a-file"))
 
 
-def test_plain_bytes_stay_as_they_are() -> None:
+def test_uncompressed_bytes_are_unchanged() -> None:
     assert read(TEXT) == TEXT
     assert read(b"") == b""
 
 
 @pytest.mark.parametrize("kind", COMPRESSORS)
-def test_compression_is_known_by_content(kind: str) -> None:
-    assert kind_of(COMPRESSORS[kind](TEXT)) == kind
+def test_compression_is_detected_by_content(kind: str) -> None:
+    assert compression_of(COMPRESSORS[kind](TEXT)) == kind
     assert read(COMPRESSORS[kind](TEXT)) == TEXT
 
 
@@ -42,8 +42,8 @@ def test_all_members_of_a_file_are_read(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", COMPRESSORS)
-def test_a_file_cut_short_is_named(kind: str) -> None:
-    with pytest.raises(DataError, match=f"a-file is {kind}, but damaged or cut short: .*fetch it again"):
+def test_a_truncated_file_is_named(kind: str) -> None:
+    with pytest.raises(DataError, match=f"a-file is {kind}, but damaged or truncated: .*fetch it again"):
         read(COMPRESSORS[kind](TEXT)[:-20])
 
 
@@ -56,8 +56,8 @@ def test_a_damaged_file_is_named(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", COMPRESSORS)
-def test_what_unpacks_to_very_much_comes_in_pieces(kind: str) -> None:
+def test_content_that_expands_a_lot_comes_in_chunks(kind: str) -> None:
     data = COMPRESSORS[kind](bytes(64 << 20))
-    sizes = [len(chunk) for chunk in chunks(io.BytesIO(data), "a-file")]
+    sizes = [len(chunk) for chunk in decompressed(io.BytesIO(data), "a-file")]
     assert sum(sizes) == 64 << 20
     assert max(sizes) <= 8 << 20

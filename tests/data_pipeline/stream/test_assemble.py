@@ -19,7 +19,7 @@ def assemble(tokens: list[list[int]], used: list[int], micro_batch_size: int) ->
     return batches(stored, micro_batch_size)
 
 
-def test_labels_never_cross_documents() -> None:
+def test_labels_do_not_cross_documents() -> None:
     (batch,) = assemble([[1, 2, END, 3, 4, 5]], [6], 1)
     assert batch.labels_BT.tolist() == [[2, END, IGNORE, 4, 5, IGNORE]]
     assert batch.positions_BT.tolist() == [[0, 1, 2, 0, 1, 2]]
@@ -39,25 +39,25 @@ rows = st.lists(
 
 
 @given(rows=rows, micro_batch_size=st.sampled_from([1, 2, 4]))
-def test_every_row_is_what_a_walk_along_it_gives(rows: list[tuple[list[int], int]], micro_batch_size: int) -> None:
+def test_every_row_equals_a_token_by_token_walk(rows: list[tuple[list[int], int]], micro_batch_size: int) -> None:
     tokens = [row for row, _ in rows]
     got = assemble(tokens, [used for _, used in rows], micro_batch_size)
     assert len(got) == 4 // micro_batch_size
     for number, (row, used) in enumerate(rows):
-        batch, place = got[number // micro_batch_size], number % micro_batch_size
+        batch, b = got[number // micro_batch_size], number % micro_batch_size
         document = position = 0
         for column, token in enumerate(row):
             starts = column > 0 and (column == used or (column < used and row[column - 1] == END))
             document, position = (document + 1, 0) if starts else (document, position + (column > 0))
             last = column + 1 >= used or token == END
-            assert batch.tokens_BT[place, column] == token
-            assert batch.documents_BT[place, column] == document
-            assert batch.positions_BT[place, column] == position
-            assert batch.labels_BT[place, column] == (IGNORE if last else row[column + 1])
-        assert batch.samples_B[place] == number
+            assert batch.tokens_BT[b, column] == token
+            assert batch.documents_BT[b, column] == document
+            assert batch.positions_BT[b, column] == position
+            assert batch.labels_BT[b, column] == (IGNORE if last else row[column + 1])
+        assert batch.samples_B[b] == number
 
 
-def test_the_types_are_those_of_the_contract() -> None:
+def test_the_arrays_have_the_types_of_the_interface() -> None:
     (batch,) = assemble([[1, 2, END]], [3], 1)
     types = {name: getattr(batch, name).dtype for name in vars(batch)}
     assert types == {

@@ -13,7 +13,7 @@ from data_pipeline.stream.mixture import Samples
 from data_pipeline.stream.plan import Plan
 from data_pipeline.stream.stream import open_stream
 from tests.data_pipeline.conftest import Built
-from tests.data_pipeline.sets import build, config, documents
+from tests.data_pipeline.sets import Recorder, build, config, documents
 
 G = 24
 
@@ -46,7 +46,7 @@ def test_a_run_that_used_what_was_planned_passes(mixed: DataConfig, ranks: int) 
     assert sum(epoch.seen for epoch in result.epochs) == 50 * G
 
 
-def test_counters_that_differ_are_found(mixed: DataConfig) -> None:
+def test_wrong_counters_are_detected(mixed: DataConfig) -> None:
     states = states_after(mixed, 30, 1)
     states[0]["counters"][0][3] ^= 1
     plan = plan_of(mixed, 32, G, states)
@@ -54,7 +54,7 @@ def test_counters_that_differ_are_found(mixed: DataConfig) -> None:
         audit(plan, 30 * G, (1,), states)
 
 
-def test_weights_that_a_run_did_not_have_are_found(mixed: DataConfig) -> None:
+def test_weights_that_a_run_did_not_have_are_detected(mixed: DataConfig) -> None:
     states = states_after(mixed, 30, 1)
     states[0]["weights"] = states[0]["weights"][:1]
     unplanned = mixed.model_copy(update={"weight_changes": ()})
@@ -64,7 +64,7 @@ def test_weights_that_a_run_did_not_have_are_found(mixed: DataConfig) -> None:
 
 
 class _Broken(Plan):
-    """A plan with one sample's row in the place of another's."""
+    """A plan in which one sample has the row of the next sample."""
 
     def locate(self, samples: np.ndarray) -> Samples:
         located = super().locate(samples)
@@ -73,7 +73,7 @@ class _Broken(Plan):
         return replace(located, row=row)
 
 
-def test_a_plan_that_repeats_a_row_is_found(built: Built) -> None:
+def test_a_plan_that_repeats_a_row_is_detected(built: Built) -> None:
     plan = _Broken(**vars(plan_of(config(built.path), 32, G, [])))
     with pytest.raises(DataError, match=r"source 0 gives a row twice in epoch 0|rank \d of 2 has another row"):
         audit(plan, 600, (1,))
@@ -81,8 +81,10 @@ def test_a_plan_that_repeats_a_row_is_found(built: Built) -> None:
         audit(plan, 600, (2,))
 
 
-def test_without_counters_the_plan_alone_is_proved(built: Built) -> None:
+def test_without_counters_only_the_plan_is_checked(built: Built) -> None:
     rows = built.manifest.splits["train"].rows
-    result = audit(plan_of(config(built.path), 32, G, []), 3 * rows, (1, 7))
+    seen = Recorder()
+    result = audit(plan_of(config(built.path), 32, G, []), 3 * rows, (1, 7), progress=seen)
+    assert seen.done == seen.totals == {"auditing": 3 * rows}
     assert not result.counters_compared
     assert [(epoch.epoch, epoch.complete) for epoch in result.epochs][:2] == [(0, True), (1, True)]

@@ -18,17 +18,17 @@ def test_counts_of_parts_add_up_to_the_whole_in_any_order() -> None:
     assert sum(rows for rows, _ in whole.values()) == 1000
 
 
-def test_another_row_makes_another_sum() -> None:
+def test_other_rows_give_another_sum() -> None:
     one, other = count(located(np.arange(10))), count(located(np.arange(1, 11)))
     assert one != other
 
 
-def test_a_whole_epoch_has_the_same_sum_whatever_its_order() -> None:
+def test_a_complete_epoch_has_the_same_sum_in_any_order() -> None:
     counts = count(located(np.arange(1000)))
     assert counts[0, 0] == counts[0, 1]
     assert counts[0, 0][0] == 50
 
 
-def test_json_and_back() -> None:
+def test_counters_survive_json() -> None:
     counts = count(located(np.arange(100)))
     assert from_json(to_json(counts)) == counts

@@ -17,12 +17,12 @@ def test_counts_add_up_to_the_period_and_are_near_the_weights(weights: list[floa
     assert np.abs(counts - np.array(weights) / sum(weights) * PERIOD).max() <= 1
 
 
-def test_a_weight_too_small_to_be_kept_is_refused() -> None:
+def test_a_weight_that_is_too_small_is_refused() -> None:
     with pytest.raises(DataError, match=r"data.sources\[1\].weight \(1e-06\) is less than 1/65536 of all weights"):
         first_phase([1.0, 1e-6])
 
 
-def test_every_batch_is_mixed_better_than_by_chance() -> None:
+def test_every_batch_is_closer_to_the_weights_than_by_chance() -> None:
     weights = [0.6, 0.35, 0.05]
     located = locate([first_phase(weights)], ORDERS, 1, np.arange(512 * 200))
     shares = np.stack([np.bincount(batch, minlength=3) / 512 for batch in located.source.reshape(200, 512)])
@@ -38,7 +38,7 @@ changes = st.lists(
 
 @settings(max_examples=15, deadline=None)
 @given(changes=changes, seed=st.integers(0, 2**32))
-def test_changes_of_weights_lose_and_repeat_nothing(changes: list, seed: int) -> None:
+def test_changes_of_weights_lose_and_repeat_no_row(changes: list, seed: int) -> None:
     phases = [first_phase([3, 2, 1])]
     for sample, weights in sorted(changes):
         phases.append(next_phase(phases[-1], sample, weights))
@@ -51,7 +51,7 @@ def test_changes_of_weights_lose_and_repeat_nothing(changes: list, seed: int) ->
 
 
 @given(first=st.integers(1, 5000), sample=st.integers(0, 5000))
-def test_counts_are_what_a_walk_would_count(first: int, sample: int) -> None:
+def test_counts_equal_those_of_a_walk(first: int, sample: int) -> None:
     phases = [first_phase([3, 2, 1])]
     if sample >= first:
         phases.append(next_phase(phases[0], first, [1, 1, 5]))
@@ -61,7 +61,7 @@ def test_counts_are_what_a_walk_would_count(first: int, sample: int) -> None:
     assert np.array_equal(counts_before(phases[-1], sample), walked)
 
 
-def test_a_source_of_many_lanes_is_complete_when_its_epoch_is_over() -> None:
+def test_a_source_of_many_lanes_gives_every_row_once_in_an_epoch() -> None:
     orders = [source_order(8 * 64 * 30, 8), *ORDERS]
     assert orders[0].lanes == 30
     phases = [first_phase([9, 1, 1, 1])]
@@ -72,7 +72,7 @@ def test_a_source_of_many_lanes_is_complete_when_its_epoch_is_over() -> None:
     assert np.bincount(rows[epochs == 1]).max() == 1
 
 
-def test_seeking_is_the_same_as_walking() -> None:
+def test_locating_some_samples_gives_the_same_as_locating_all() -> None:
     phases = [first_phase([3, 2, 1])]
     phases.append(next_phase(phases[0], 5_000, [1, 1, 1]))
     whole = locate(phases, ORDERS, 9, np.arange(20_000))

@@ -1,5 +1,4 @@
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -12,18 +11,20 @@ import pytest
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import TRAIN, VALIDATION
+from data_pipeline.stream.audit import audit, plan_of
 from data_pipeline.stream.batch import IGNORE, Batch
 from data_pipeline.stream.stream import Stream, merge_states, open_stream
 from data_pipeline.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.data_pipeline.conftest import Built
 from tests.data_pipeline.sets import build, config, documents
+from tests.data_pipeline.stream.test_prefetch import prefetch_threads
 
 G = 24
 
 
 @pytest.fixture(scope="module")
 def mixed(built: Built, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    """Three sources: several lanes, few blocks with zstd, and a single block."""
+    """Three sources: one of several lanes, one of few compressed blocks, and one of a single block."""
     folder = tmp_path_factory.mktemp("mixed")
     build(folder / "large", documents(1300, 1), tokenizer, block_bytes=128)
     build(folder / "small", documents(60, 2), tokenizer, compression="zstd")
@@ -39,7 +40,7 @@ def steps_of(
 
 
 def rows(step: list[Batch]) -> list[tuple[Any, ...]]:
-    """A step's rows with all that a batch says of them, by sample."""
+    """The rows of a step by sample, with all their arrays."""
     return sorted(
         (int(batch.samples_B[b]), int(batch.sources_B[b]), *(getattr(batch, name)[b].tobytes() for name in ARRAYS))
         for batch in step
@@ -52,7 +53,7 @@ ARRAYS = ("tokens_BT", "labels_BT", "positions_BT", "documents_BT")
 
 @pytest.fixture(scope="module")
 def expected(mixed: DataConfig) -> list[list[tuple[Any, ...]]]:
-    """60 steps read by one rank in one go."""
+    """60 steps, read by one rank without a resume."""
     with open_stream(mixed, seq_len=32) as stream:
         return [rows(step) for step in steps_of(stream, 0, 60)]
 
@@ -67,7 +68,7 @@ def test_sample_i_of_step_s_is_sample_s_times_g_plus_i(expected: list[list[tuple
 def test_the_order_is_the_same_for_every_number_of_ranks_and_through_two_resumes(
     mixed: DataConfig, expected: list[list[tuple[Any, ...]]], ranks: int, prefetch: int
 ) -> None:
-    """Run 20 steps, save, resume on other numbers of ranks, save, and resume again."""
+    """Runs 20 steps, saves, resumes on another number of ranks, saves, and resumes again."""
     chosen = mixed.model_copy(update={"prefetch_batches": prefetch})
     states: list[dict[str, Any]] = []
     for first, number, world in ((0, 20, ranks), (20, 17, 12 // ranks if 12 % ranks == 0 else 2), (37, 23, ranks)):
@@ -77,8 +78,8 @@ def test_the_order_is_the_same_for_every_number_of_ranks_and_through_two_resumes
             with open_stream(chosen, seq_len=32) as stream:
                 if states:
                     stream.restore(states)
-                for place, step in enumerate(steps_of(stream, first, number, rank, world)):
-                    got[place] += rows(step)
+                for i, step in enumerate(steps_of(stream, first, number, rank, world)):
+                    got[i] += rows(step)
                     assert {sample % world for sample, *_ in rows(step)} == {rank}
                 saved.append(json.loads(json.dumps(stream.state(first + number))))
         states = saved
@@ -88,7 +89,7 @@ def test_the_order_is_the_same_for_every_number_of_ranks_and_through_two_resumes
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4, 12])
-def test_the_micro_batch_size_cuts_the_same_rows(
+def test_the_micro_batch_size_does_not_change_the_rows_of_a_step(
     mixed: DataConfig, expected: list[list[tuple[Any, ...]]], micro: int
 ) -> None:
     with open_stream(mixed, seq_len=32) as stream:
@@ -106,7 +107,7 @@ def test_the_next_sample_after_100_steps_of_512_is_51200_on_any_number_of_ranks(
 
 @pytest.fixture(scope="module")
 def few(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """So few blocks that an epoch ends before the next begins."""
+    """A data set of few blocks, so that its epochs do not mix."""
     path = tmp_path_factory.mktemp("few") / "set"
     texts = documents(300, 4)
     return Built(path, build(path, texts, tokenizer, block_bytes=2048, validation_share=0.05), texts)
@@ -118,20 +119,20 @@ def test_one_epoch_gives_every_document_once(few: Built) -> None:
     with open_stream(config(few.path), seq_len=32) as stream:
         steps = stream.steps(first_step=0, global_batch_size=1, micro_batch_size=1, rank=0, world_size=1)
         train = [batch for (batch,) in islice(steps, few.manifest.splits[TRAIN].rows)]
-        held = list(stream.validation(sequences=10_000, micro_batch_size=1, rank=0, world_size=1))
-    found = Counter(text for batch in train + held for text in documents_of(batch, tokenizer))
+        validated = list(stream.validation(sequences=10_000, micro_batch_size=1, rank=0, world_size=1))
+    found = Counter(text for batch in train + validated for text in documents_of(batch, tokenizer))
     assert len(short) > 50
     assert {text: count for text, count in found.items() if text in short} == dict.fromkeys(short, 1)
 
 
 def documents_of(batch: Batch, tokenizer: Tokenizer) -> list[str]:
-    """The texts of a batch of one row, without the ends of documents."""
+    """The texts of a batch of one row, without end-of-document tokens."""
     ends = np.flatnonzero(np.diff(batch.documents_BT[0])) + 1
     return [tokenizer.decode(piece[:-1].tolist()) for piece in np.split(batch.tokens_BT[0], ends) if len(piece) > 1]
 
 
-def test_boundaries_are_those_that_the_shard_records(built: Built) -> None:
-    """The reader finds ends of documents by their token; the shard lists starts as well."""
+def test_document_boundaries_are_those_that_the_shard_records(built: Built) -> None:
+    """The reader finds the ends of documents by their token. The shard stores their starts separately."""
     with open_stream(config(built.path), seq_len=32) as stream:
         reader = stream._train[0]
         zeros = np.zeros(reader.rows, np.int64)
@@ -155,17 +156,17 @@ def test_rows_are_read_at_any_divisor_of_their_length(few: Built, seq_len: int) 
     assert cut == sorted(row.tobytes() for row in whole.reshape(-1, seq_len))
 
 
-def test_a_length_that_does_not_divide_the_rows_is_refused(built: Built) -> None:
+def test_a_sequence_length_that_does_not_divide_the_rows_is_refused(built: Built) -> None:
     with pytest.raises(DataError, match=r"model.seq_len \(24\) must divide the rows of .* \(32 tokens\).*data repack"):
         open_stream(config(built.path), seq_len=24)
 
 
-def test_a_batch_that_does_not_divide_is_refused(built: Built) -> None:
+def test_a_global_batch_that_the_ranks_cannot_share_is_refused(built: Built) -> None:
     with open_stream(config(built.path), seq_len=32) as stream, pytest.raises(DataError, match=r"must be a multiple"):
         stream.steps(first_step=0, global_batch_size=10, micro_batch_size=2, rank=0, world_size=2)
 
 
-def test_the_held_out_rows_are_the_same_for_every_number_of_ranks(mixed: DataConfig) -> None:
+def test_the_validation_rows_are_the_same_for_every_number_of_ranks(mixed: DataConfig) -> None:
     with open_stream(mixed, seq_len=32) as stream:
         available = sum(dataset.manifest.splits[VALIDATION].rows for dataset in stream._datasets)
         for wanted in (7, 10_000):
@@ -200,7 +201,7 @@ def test_weights_change_at_their_step_and_are_saved(mixed: DataConfig, expected:
         assert [rows(step) for step in steps_of(stream, 60, 5)] == more
 
 
-def test_weights_edited_between_two_starts_hold_from_there(
+def test_weights_edited_between_two_starts_are_used_from_there(
     mixed: DataConfig, expected: list[list[tuple[Any, ...]]]
 ) -> None:
     with open_stream(mixed, seq_len=32) as stream:
@@ -213,7 +214,7 @@ def test_weights_edited_between_two_starts_hold_from_there(
         later = stream.state(40)
     assert later["weights"] == [[0, [5, 3, 1]], [30 * G, [1, 1, 4]]]
     assert first != expected[30:40]
-    with open_stream(edited, seq_len=32) as stream:  # and a second resume goes on the same way
+    with open_stream(edited, seq_len=32) as stream:  # a second resume gives the same
         stream.restore([saved])
         whole = [rows(step) for step in steps_of(stream, 30, 20)]
     with open_stream(edited, seq_len=32) as stream:
@@ -222,9 +223,9 @@ def test_weights_edited_between_two_starts_hold_from_there(
 
 
 def test_changes_of_weights_must_fit() -> None:
-    with pytest.raises(ValueError, match=r"needs one weight above 0 for each of the 2 sources, not \[1.0\]"):
+    with pytest.raises(ValueError, match=r"needs one weight for each of the 2 sources, .* not \[1.0\]"):
         config("a", "b", weight_changes=[{"step": 1, "weights": [1]}])
-    with pytest.raises(ValueError, match=r"in the order of their steps, each step once, not \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"in order of step, each step once, not \[2, 2\]"):
         config("a", weight_changes=[{"step": 2, "weights": [1]}, {"step": 2, "weights": [2]}])
 
 
@@ -234,7 +235,7 @@ def saved_state(chosen: DataConfig, **changes: Any) -> dict[str, Any]:
         return {**stream.state(3), **changes}
 
 
-def test_another_data_set_under_a_resume_is_refused_with_what_changed(
+def test_a_resume_with_another_data_set_is_refused_with_what_changed(
     built: Built, tokenizer: Path, tmp_path: Path
 ) -> None:
     state = saved_state(config(built.path))
@@ -249,10 +250,10 @@ def test_another_data_set_under_a_resume_is_refused_with_what_changed(
     [
         ({"seed": 7}, r"data.seed 7, but now it is 1"),
         ({"seq_len": 16}, r"model.seq_len 16, but now it is 32"),
-        ({"sources": []}, r"number of data.sources 0, but now it is 1"),
+        ({"sources": [{}, {}]}, r"with 2 data.sources, but now there are 1: .* set its weight to 0"),
     ],
 )
-def test_a_resume_under_another_order_is_refused(built: Built, changes: dict[str, Any], message: str) -> None:
+def test_a_resume_with_another_order_of_samples_is_refused(built: Built, changes: dict[str, Any], message: str) -> None:
     state = saved_state(config(built.path), **changes)
     with open_stream(config(built.path), seq_len=32) as stream, pytest.raises(DataError, match=message):
         stream.restore([state])
@@ -262,11 +263,11 @@ def test_a_resume_at_another_sample_is_refused(built: Built) -> None:
     state = saved_state(config(built.path))
     with open_stream(config(built.path), seq_len=32) as stream:
         stream.restore([state])
-        with pytest.raises(DataError, match=r"stands at sample 72 \(3 steps of 24\), but step 4 of .* sample 96"):
+        with pytest.raises(DataError, match=r"is at sample 72 \(3 steps of 24\), but step 4 of .* sample 96"):
             steps_of(stream, 4, 1)
 
 
-def test_a_moved_data_set_is_the_same(built: Built, tmp_path: Path) -> None:
+def test_a_data_set_may_be_moved_between_two_starts(built: Built, tmp_path: Path) -> None:
     (tmp_path / "moved").symlink_to(built.path)
     with open_stream(config(tmp_path / "moved"), seq_len=32) as stream:
         stream.restore([saved_state(config(built.path))])
@@ -278,7 +279,7 @@ def test_tensor_parallel_peers_count_once(built: Built) -> None:
     assert merge_states([state, state])["counters"] == state["counters"]
 
 
-def test_counters_are_those_of_the_steps_done_however_far_it_read(built: Built) -> None:
+def test_counters_include_only_finished_steps_however_far_the_stream_read(built: Built) -> None:
     for prefetch in (0, 16):
         with open_stream(config(built.path, prefetch_batches=prefetch), seq_len=32) as stream:
             steps = stream.steps(first_step=0, global_batch_size=G, micro_batch_size=4, rank=0, world_size=1)
@@ -287,16 +288,16 @@ def test_counters_are_those_of_the_steps_done_however_far_it_read(built: Built) 
                 assert sum(entry[2] for entry in stream.state(step)["counters"]) == step * G
 
 
-def test_a_new_start_of_steps_ends_the_one_before(built: Built) -> None:
-    before = threading.active_count()
+def test_a_new_call_of_steps_stops_the_thread_of_the_one_before(built: Built) -> None:
+    before = prefetch_threads()
     with open_stream(config(built.path, prefetch_batches=16), seq_len=32) as stream:
         for first in (0, 5, 2):
             steps_of(stream, first, 2)
-            assert threading.active_count() == before + 1
-    assert threading.active_count() == before
+            assert prefetch_threads() == before + 1
+    assert prefetch_threads() == before
 
 
-def test_sources_of_different_tokenizers_are_refused(built: Built, tmp_path: Path) -> None:
+def test_sources_with_different_tokenizers_are_refused(built: Built, tmp_path: Path) -> None:
     from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
 
     train_sentencepiece(documents(50), tmp_path / "tokenizer", vocab_size=300)
@@ -315,3 +316,76 @@ def test_the_stream_knows_its_tokenizer(built: Built) -> None:
         loaded = load_tokenizer(stream.tokenizer_dir)
         assert (stream.vocab_size, stream.end_of_document) == (loaded.vocab_size, loaded.end_of_document)
         assert stream.source_names == ("set",)
+
+
+def test_a_data_set_with_the_earlier_name_of_the_validation_split_is_read() -> None:
+    """tests/earlier_version has a data set that was built when the split was called `held_out`."""
+    path = Path(__file__).parents[2] / "earlier_version" / "data"
+    with open_stream(config(path), seq_len=32) as stream:
+        rows_read = sum((batch.samples_B >= 0).sum() for batch in validation(stream, 10_000, 0, 1))
+        assert rows_read == 39
+        assert len(steps_of(stream, 0, 1)) == 1
+
+
+def test_the_batch_size_may_change_from_a_step_on_and_every_sample_still_comes_once(
+    mixed: DataConfig, expected: list[list[tuple[Any, ...]]]
+) -> None:
+    """Three starts of 1, 5 and 3 ranks; the second one begins at a sample that is no multiple of its ranks."""
+    read: list[tuple[Any, ...]] = []
+    states: list[dict[str, Any]] = []
+    for first, number, size, ranks in ((0, 4, 24, 1), (4, 5, 10, 5), (9, 3, 24, 3)):
+        streams = [open_stream(mixed, seq_len=32) for _ in range(ranks)]
+        saved = states
+        states = []
+        for rank, stream in enumerate(streams):
+            with stream:
+                if saved:
+                    stream.restore(saved)
+                steps = stream.steps(
+                    first_step=first, global_batch_size=size, micro_batch_size=1, rank=rank, world_size=ranks
+                )
+                for step in islice(steps, number):
+                    read += rows(step)
+                states.append(json.loads(json.dumps(stream.state(first + number))))
+    assert sorted(read) == [row for step in expected for row in step][: 4 * 24 + 5 * 10 + 3 * 24]
+    assert (states[0]["samples"], states[0]["batch_sizes"]) == (218, [[0, 24], [4, 10], [9, 24]])
+    plan = plan_of(mixed, 32, 24, states)
+    assert plan.batch_sizes.first_sample(12) == 218
+    assert audit(plan, 218, (1, 2, 3), states).counters_compared
+
+
+def test_steps_after_a_change_of_the_batch_size_begin_where_the_last_one_ended(built: Built) -> None:
+    state = saved_state(config(built.path))  # three steps of 24
+    with open_stream(config(built.path), seq_len=32) as stream:
+        stream.restore([state])
+        steps = stream.steps(first_step=3, global_batch_size=10, micro_batch_size=1, rank=0, world_size=1)
+        assert [min(int(batch.samples_B[0]) for batch in step) for step in islice(steps, 3)] == [72, 82, 92]
+        assert stream.first_sample(5) == 92
+
+
+def test_sources_may_be_added_and_switched_off_between_two_starts(mixed: DataConfig) -> None:
+    """The rows before stay the same, and every row of an epoch still comes once (`audit`)."""
+    large, small, tiny = (source.path for source in mixed.sources)
+    expected, states = [], []
+    for paths, weights, first in (
+        ((large,), [1], 0),
+        ((large, small, tiny), [5, 3, 1], 10),
+        ((large, small, tiny), [0, 1, 3], 20),
+    ):
+        chosen = config(*paths, weights=weights)
+        with open_stream(chosen, seq_len=32) as stream:
+            if states:
+                stream.restore(states)
+            expected += [rows(step) for step in steps_of(stream, first, 10)]
+            states = [json.loads(json.dumps(stream.state(first + 10)))]
+    assert states[0]["weights"] == [[0, [1, 0, 0]], [10 * G, [5, 3, 1]], [20 * G, [0, 1, 3]]]
+    sources = [{row[1] for step in expected[first : first + 10] for row in step} for first in (0, 10, 20)]
+    assert sources == [{0}, {0, 1, 2}, {1, 2}]
+    assert audit(plan_of(chosen, 32, G, states), 30 * G, (1, 2, 3), states).counters_compared
+    with open_stream(config(large), seq_len=32) as alone:
+        assert [rows(step) for step in steps_of(alone, 0, 10)] == expected[:10]
+
+
+def test_at_least_one_source_must_have_a_weight() -> None:
+    with pytest.raises(ValueError, match="the weight of all sources is 0"):
+        config("a", "b", weights=[0, 0])

@@ -35,7 +35,7 @@ def test_the_traced_documents_are_the_tokens_that_the_step_used(built: Built, se
         assert text == tokenizer.decode(tokens)
 
 
-def test_every_document_is_named_by_file_and_number_and_holds_its_text(built: Built) -> None:
+def test_every_document_has_its_file_its_number_and_its_text(built: Built) -> None:
     for sample in traced(config(built.path), 3):
         for document in sample.documents:
             assert document.file == str(built.path.with_name("set.jsonl"))
@@ -45,10 +45,10 @@ def test_every_document_is_named_by_file_and_number_and_holds_its_text(built: Bu
                 assert original.startswith(document.text)
 
 
-def test_one_sample_is_traced_alone(built: Built) -> None:
-    assert traced(config(built.path), 3, wanted=[4]) == traced(config(built.path), 3)[4:5]
-    with pytest.raises(DataError, match=r"--sample must be 0 to 7, a place in the global batch, not \[8\]"):
-        traced(config(built.path), 3, wanted=[8])
+def test_one_sample_can_be_traced(built: Built) -> None:
+    assert traced(config(built.path), 3, positions=[4]) == traced(config(built.path), 3)[4:5]
+    with pytest.raises(DataError, match=r"--sample must be 0 to 7, a position in the global batch, not \[8\]"):
+        traced(config(built.path), 3, positions=[8])
 
 
 def test_the_weights_that_the_run_had_are_used(built: Built, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_weights_that_the_run_had_are_used(built: Built, tmp_path: Path) -> 
     assert traced(edited, 7) != traced(before, 7)
 
 
-def test_a_replaced_block_is_traced_as_it_was_used(built: Built, tmp_path: Path) -> None:
+def test_the_rows_that_replace_a_quarantined_block_are_traced(built: Built, tmp_path: Path) -> None:
     shutil.copytree(built.path, tmp_path / "copy")
     shard = tmp_path / "copy" / built.manifest.splits["train"].shards[0].file
     data = bytearray(shard.read_bytes())
@@ -78,6 +78,6 @@ def test_a_replaced_block_is_traced_as_it_was_used(built: Built, tmp_path: Path)
     tokenizer = load_tokenizer(built.path / "tokenizer")
     assert state["quarantined"]
     for step in range(steps):
-        for place, sample in enumerate(traced(chosen, step, states=[state])):
-            tokens = [t for t in used[step][0].tokens_BT[place].tolist() if t != tokenizer.end_of_document]
+        for position, sample in enumerate(traced(chosen, step, states=[state])):
+            tokens = [t for t in used[step][0].tokens_BT[position].tolist() if t != tokenizer.end_of_document]
             assert "".join(document.text for document in sample.documents) == tokenizer.decode(tokens)

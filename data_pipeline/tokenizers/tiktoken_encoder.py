@@ -1,9 +1,9 @@
-"""A byte-level BPE of Hugging Face encoded by tiktoken, which is several times faster, where both give the same ids.
+"""Encodes a byte-level BPE of Hugging Face with tiktoken, which is several times faster, if both give the same ids.
 
-Only a tokenizer that consists of nothing else is taken: no normalizer, a byte-level split by one pattern, no unknown
-token, merges in the order of their ids. Then every token of the vocabulary and a set of awkward texts must come out the
-same. That is strong evidence, not a proof for all texts, so each batch is checked anew on one of its documents, and
-goes to Hugging Face if that differs.
+A tokenizer qualifies only if it uses nothing that tiktoken lacks: no normalizer, a byte-level split by one pattern, no
+unknown token, merges in the order of their ids. Then every token of the vocabulary and a set of difficult texts must
+give the same ids. This is strong evidence, not a proof for all texts. Therefore one document of each batch is encoded
+by both, and a batch that differs is encoded by Hugging Face.
 """
 
 import json
@@ -27,24 +27,26 @@ _PROBES = (
 )
 
 
-def tiktoken_twin(file: Path, encode: Encode) -> Encode | None:
-    """An encoder of batches that gives the ids of `encode`, the tokenizer of `file`; None if there is none."""
+def tiktoken_encoder(file: Path, encode: Encode) -> Encode | None:
+    """A batch encoder through tiktoken that gives the ids of `encode`, the encoder of the tokenizer in `file`.
+
+    None if tiktoken is not installed or cannot give the same ids."""
     try:
         import tiktoken
     except ImportError:
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
-    pattern, ranks = _pattern(content), _ranks(content)
+    pattern, ranks = _split_pattern(content), _mergeable_ranks(content)
     if pattern is None or ranks is None:
         return None
-    twin = tiktoken.Encoding(file.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    encoding = tiktoken.Encoding(file.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     words = [token.decode(errors="ignore") for token in ranks]
     probes = [*_PROBES, *words, *(f" {word}x" for word in words)]
-    if [twin.encode_ordinary(text) for text in probes] != encode(probes):
+    if [encoding.encode_ordinary(text) for text in probes] != encode(probes):
         return None
 
     def encode_batch(texts: Sequence[str]) -> list[list[int]]:
-        ids = [twin.encode_ordinary(text) for text in texts]
+        ids = [encoding.encode_ordinary(text) for text in texts]
         if texts and encode(texts[:1]) != ids[:1]:
             return encode(texts)
         return ids
@@ -52,11 +54,11 @@ def tiktoken_twin(file: Path, encode: Encode) -> Encode | None:
     return encode_batch
 
 
-def _pattern(content: dict[str, Any]) -> str | None:
-    """How text is split, if by a byte-level pattern alone."""
-    before = content["pre_tokenizer"]
-    steps = before["pretokenizers"] if before and before["type"] == "Sequence" else [before]
-    match steps:
+def _split_pattern(content: dict[str, Any]) -> str | None:
+    """The pattern that splits the text; None if the text is split in any other way."""
+    pre_tokenizer = content["pre_tokenizer"]
+    is_sequence = pre_tokenizer and pre_tokenizer["type"] == "Sequence"
+    match pre_tokenizer["pretokenizers"] if is_sequence else [pre_tokenizer]:
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return GPT2_PATTERN
         case [
@@ -64,32 +66,33 @@ def _pattern(content: dict[str, Any]) -> str | None:
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
         ]:
             return pattern
-    return None
+        case _:
+            return None
 
 
-def _ranks(content: dict[str, Any]) -> dict[bytes, int] | None:
-    """Bytes of each token -> id, if ids follow the order of merges and nothing else is in the way."""
+def _mergeable_ranks(content: dict[str, Any]) -> dict[bytes, int] | None:
+    """Bytes of each token -> id. None if ids do not follow the order of merges or the model has other features."""
     model = content["model"]
-    plain = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback")
-    if content["normalizer"] is not None or model["type"] != "BPE" or any(model.get(name) for name in plain):
+    features = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback")
+    if content["normalizer"] is not None or model["type"] != "BPE" or any(model.get(name) for name in features):
         return None
     if not all(token["special"] for token in content["added_tokens"]):
         return None
     special = {token["content"] for token in content["added_tokens"]}
-    letters = _bytes_of_letters()
+    byte_of = {letter: byte for byte, letter in letter_of_byte().items()}
     vocabulary = {token: number for token, number in model["vocab"].items() if token not in special}
-    if any(letter not in letters for token in vocabulary for letter in token):
+    if any(letter not in byte_of for token in vocabulary for letter in token):
         return None
     merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
     ids = [vocabulary.get("".join(merge), -1) for merge in merges]
     single = {token for token in vocabulary if len(token) == 1}
     if ids != sorted(set(ids)) or -1 in ids or len(single) != 256 or len(single) + len(ids) != len(vocabulary):
         return None
-    return {bytes(letters[letter] for letter in token): number for token, number in vocabulary.items()}
+    return {bytes(byte_of[letter] for letter in token): number for token, number in vocabulary.items()}
 
 
-def _bytes_of_letters() -> dict[str, int]:
+def letter_of_byte() -> dict[int, str]:
     """The printable letter that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
