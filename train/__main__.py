@@ -1,7 +1,7 @@
 """`python -m train RECIPE [SECTION.KEY=VALUE ...]`: one rank of a training run, however it was started.
 
-Handlers for stop signals stand before anything slow is imported, so that no signal is lost or fatal. A rank that fails
-says why and leaves at once, without a collective: its peers see the lost connection.
+Handlers for stop signals are installed before anything slow is imported, so that no signal is lost or fatal. A rank
+that fails prints the reason and exits immediately, without a collective: its peers see the lost connection.
 """
 
 import argparse
@@ -16,30 +16,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import train.records.clock  # noqa: F401 - the seconds of this process count from here, before torch is imported
+import train.records.clock  # noqa: F401 - counts the seconds of this process from here, before torch is imported
 from train.errors import USER_ERRORS, StoppedError
 from train.exit_codes import FAILED, STOPPED
 from train.health import garbage
+from train.health.safe_output import protect_output
 from train.health.stop import StopRequest
 from train.run_folder import MAY_DIFFER
 
 RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-"""Enough to say who speaks in an error; `parallel.environ` reads the environment for good."""
+"""Variables that may hold this process's rank, for error messages. `parallel.environ` reads the environment fully."""
 PEER_SECONDS = 2.0
-"""How long a rank that fails lets those speak first that know why: rank 0, where all ranks meet the same mistake, or
-the rank whose connection was lost."""
+"""Seconds that a failing rank waits, so that the rank that knows the cause reports first: rank 0, where all ranks see
+the same mistake, or the rank whose connection was lost."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Train, and leave the process with one of the codes of `train.exit_codes`."""
+    """Train, and exit the process with one of the codes of `train.exit_codes`."""
+    protect_output()
     garbage.pause()
     stop = StopRequest()
     stop.install()
     parser = argparse.ArgumentParser(prog="python -m train", description="Train a recipe as one rank of a run.")
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--allow", action="append", default=[], choices=MAY_DIFFER, help="may differ on a resume")
-    parser.add_argument("--local_rank", help="passed by deepspeed's launcher; the environment says the same")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        choices=MAY_DIFFER,
+        help="what may differ from the checkpoint on a resume",
+    )
+    parser.add_argument("--local_rank", help="passed by DeepSpeed's launcher; ignored, because the environment has it")
     options = parser.parse_intermixed_args(arguments)
     rank = int(next((os.environ[name] for name in RANK_NAMES if name in os.environ), "0"))
     try:
@@ -47,40 +55,42 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except USER_ERRORS as error:
         if rank == 0 or not _ended_by_launcher(stop):
             print(f"keepstep: {error}", file=sys.stderr)
-        _tell_torchrun(str(error))
-        _leave_at_once(error.exit_code)
+        _report_to_torchrun(str(error))
+        _exit_now(error.exit_code)
     except Exception as error:
         if _only_lost_a_peer(error) and _ended_by_launcher(stop):
-            _leave_at_once(FAILED)
+            _exit_now(FAILED)
         print(f"keepstep: rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr)
-        _tell_torchrun(f"{type(error).__name__}: {error}")
-        _leave_at_once(FAILED)
+        _report_to_torchrun(f"{type(error).__name__}: {error}")
+        _exit_now(FAILED)
     from parallel.bootstrap import leave
 
     if code == STOPPED:
-        _tell_torchrun("stopped on request, with a complete checkpoint: start the same command again to go on")
+        _report_to_torchrun("stopped on request, with a complete checkpoint: run the same command again to resume")
     leave(code)
 
 
 def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest, allow: frozenset[str]) -> int:
-    """Read, check, meet the other ranks, train. Returns the exit code. Collective."""
+    """Read and check the recipe, join the other ranks, and train; return the exit code. Collective."""
     from parallel.environ import read_world
     from parallel.mpi import meet
     from train.config_file import load_recipe
+    from train.health.exhausted import exhaustion_in_one_line
     from train.run_folder import RunFolder
 
     recipe = load_recipe(path, overrides)
     world = meet(read_world(os.environ))
     folder = RunFolder.of(recipe)
-    folder.root.mkdir(parents=True, exist_ok=True)
+    with exhaustion_in_one_line(folder.root):
+        folder.root.mkdir(parents=True, exist_ok=True)
     stop.file = folder.stop_request
     set_up_logging(world.rank)
 
-    from parallel.bootstrap import start  # torch is imported from here on
+    from parallel.bootstrap import start  # torch is imported from here
     from train.loop import train
     from train.start import open_run
 
-    garbage.keep_imports()
+    garbage.freeze_imports()
     runtime = start(recipe.parallel, world)
     try:
         with open_run(recipe, runtime, stop, allow) as run:
@@ -91,7 +101,7 @@ def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest, allow: 
 
 
 def set_up_logging(rank: int) -> None:
-    """Sentences on stderr: all of rank 0's, and the warnings of the others."""
+    """Log to stderr: all messages of rank 0, warnings and errors of the other ranks."""
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
         format="%(asctime)s %(message)s" if rank == 0 else f"%(asctime)s [rank {rank}] %(message)s",
@@ -101,27 +111,27 @@ def set_up_logging(rank: int) -> None:
 
 
 def _only_lost_a_peer(error: Exception) -> bool:
-    from train.health.watchdog import lost_peer
+    from train.health.watchdog import is_lost_peer
 
-    return lost_peer(error)
+    return is_lost_peer(error)
 
 
 def _ended_by_launcher(stop: StopRequest) -> bool:
-    """Whether a peer's failure made the launcher end this rank too: then the peer has told the cause."""
+    """Return whether the launcher ends this rank because a peer failed: then the peer has reported the cause."""
     deadline = time.monotonic() + PEER_SECONDS
     while not stop and time.monotonic() < deadline:
         time.sleep(0.05)
     return bool(stop)
 
 
-def _tell_torchrun(words: str) -> None:
-    """For the table with which torchrun, started by hand, ends whenever a rank does not answer 0."""
+def _report_to_torchrun(words: str) -> None:
+    """Write a message for the table that torchrun, started by hand, prints when a rank does not exit with 0."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with contextlib.suppress(OSError):
             Path(file).write_text(json.dumps({"message": words, "timestamp": int(time.time())}), encoding="utf-8")
 
 
-def _leave_at_once(code: int) -> NoReturn:
+def _exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,10 +1,10 @@
-"""The recipe: what a run trains, as frozen pydantic models. `config_file.py` reads it from YAML and overrides."""
+"""The recipe of a run, as frozen pydantic models. `config_file.py` reads it from YAML and overrides."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from data_pipeline.config import DataConfig
+from data_pipeline.config import DataConfig, ExpandedPath
 from parallel.config import ParallelConfig
 from train.errors import ConfigError
 from train.model.config import ModelConfig
@@ -12,73 +12,94 @@ from train.optim.config import OptimConfig
 from train.section import Section, nearest_multiple
 
 
+def _steps_may_be_missing(schema: dict[str, Any]) -> None:
+    """Take `steps` from the required settings of the JSON schema: another length may be given."""
+    schema["required"] = [name for name in schema["required"] if name != "steps"]
+
+
 class TrainConfig(Section):
-    """How long, how much at a time, and what is measured on the way."""
+    """The length of the run, its batch sizes, and its evaluations."""
+
+    model_config = ConfigDict(json_schema_extra=_steps_may_be_missing)
 
     steps: int = Field(gt=0)
-    """Optimizer steps in all."""
-    global_batch_size: int = Field(gt=0)
-    """Sequences per optimizer step, over all ranks."""
+    """Total number of optimizer steps. `tokens` or `epochs` may give the length instead."""
+    tokens: float | None = Field(default=None, gt=0)
+    """Length of the run in tokens, in place of `steps`, which is computed from it and rounded up. The resolved recipe
+    has `steps`."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Length of the run in passes over the training rows of all sources together, in place of `steps`. The data sets
+    must be readable where the recipe is read."""
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Wall-clock seconds of all attempts together after which the run saves and ends with exit code 0; null: no
+    limit. The learning rate does not know of the limit."""
+    global_batch_size: int = Field(gt=0, le=1 << 31)
+    """Sequences per optimizer step, summed over all ranks."""
     micro_batch_size: int = Field(gt=0)
-    """Sequences per rank in one forward pass."""
+    """Sequences per rank in one forward pass. Gradient accumulation follows from the two batch sizes."""
     seed: int = Field(default=1, ge=0)
-    """Of the initial weights and of dropout."""
+    """Seed of the initial weights and of dropout."""
     log_every: int = Field(default=10, gt=0)
     """Optimizer steps between progress lines."""
     eval_every: int = Field(default=0, ge=0)
-    """Optimizer steps between evaluations on the validation split; 0: only after the last step."""
+    """Optimizer steps between evaluations on the validation split; 0 evaluates only after the last step."""
     eval_sequences: int = Field(default=256, ge=0)
-    """Held-out sequences in one evaluation; 0: none at all."""
+    """Validation sequences in one evaluation; 0 turns evaluation off."""
     hang_seconds: float = Field(default=480.0, gt=0)
-    """How long no rank may get on before the run is ended; longer than the longest start, compilation or save."""
+    """Seconds without progress on any rank after which the run is aborted. Must exceed the longest start, compilation
+    and save."""
 
 
 class GuardConfig(Section):
-    """What is done about losses and gradients that are not what they should be."""
+    """Handling of loss spikes and non-finite gradients, and the comparison of replicas."""
 
     on_spike: Literal["report", "skip", "rollback"] = "report"
-    """Loss or gradient norm far above the last ones: report it, skip the batch, or go back to the newest checkpoint and
-    step over the batch."""
+    """Action when the loss or gradient norm is far above the last ones: report it, skip the batch, or roll back to the
+    newest checkpoint and skip the batch there."""
     window: int = Field(default=128, ge=8)
-    """Steps that a spike is measured against; a quarter of them must have passed."""
+    """Number of recent steps that a spike is measured against. Detection starts after a quarter of them."""
     tolerance: float = Field(default=8.0, gt=0)
-    """A spike is above the upper quartile of the window by this many interquartile ranges."""
-    max_in_a_row: int = Field(default=10, gt=0)
-    """Bad steps (not finite, skipped or rolled back) without a good one between them after which the run has failed."""
-    max_in_all: int = Field(default=100, gt=0)
-    """Bad steps in all after which the run has failed."""
+    """Distance of a spike above the upper quartile of the window, in interquartile ranges."""
+    max_consecutive_bad_steps: int = Field(default=10, gt=0)
+    """Number of consecutive bad steps (not finite, skipped or rolled back) that the run tolerates before it fails."""
+    max_bad_steps: int = Field(default=100, gt=0)
+    """Number of bad steps in the whole run that it tolerates before it fails."""
     compare_replicas_every: int = Field(default=100, ge=0)
-    """Optimizer steps between comparisons of what several ranks hold copies of; 0: never."""
+    """Optimizer steps between comparisons of replicas over ranks; 0 turns them off."""
 
 
 class CheckpointConfig(Section):
-    """When checkpoints are written and which are kept."""
+    """When checkpoints are written, and which of them are kept."""
 
     every: int = Field(default=500, gt=0)
     """Optimizer steps between checkpoints. The last step is always saved."""
     keep_last: int = Field(default=3, gt=0)
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints kept."""
     keep_every: int = Field(default=0, ge=0)
-    """Checkpoints at multiples of this step are kept for good; 0: none."""
+    """Interval, in optimizer steps, of checkpoints that are never deleted; 0 turns this off."""
     keep_best: int = Field(default=0, ge=0)
-    """Checkpoints with the lowest validation loss that are kept as well."""
+    """Number of checkpoints with the lowest validation loss that are kept in addition. Above 0, the run evaluates
+    before each of them."""
     background: bool = True
-    """Write behind the steps; the only stall is the copy to host memory."""
+    """Whether checkpoints are written in the background, while training continues. Steps then wait only for the copy to
+    host memory."""
     max_failures: int = Field(default=3, gt=0)
-    """Failed saves in a row after which the run stops."""
+    """Number of consecutive failed saves after which the run fails."""
     local_dir: str | None = None
-    """Node-local folder for the fast tier (NVMe, /dev/shm); null: one tier only."""
+    """Node-local folder for the fast tier of checkpoints (NVMe, /dev/shm); null turns the fast tier off. Each node
+    expands `~` and `$NAME` in it for itself."""
     local_every: int = Field(default=50, gt=0)
-    """Optimizer steps between checkpoints of the fast tier."""
+    """Optimizer steps between checkpoints in the fast tier."""
 
 
 class Recipe(Section):
-    """One training run."""
+    """The settings of one training run."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Names the run folder."""
-    runs_dir: str = "runs"
-    """Where run folders are; a file system that all ranks share."""
+    """Name of the run and of its folder."""
+    runs_dir: ExpandedPath = "runs"
+    """Parent folder of all run folders, on a file system that all ranks share. In paths, `~` and `$NAME` stand for the
+    home folder and for environment variables."""
     model: ModelConfig
     data: DataConfig
     optim: OptimConfig
@@ -89,10 +110,16 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "Recipe":
+        """`optim.algorithm: muon` does not work with `zero1`, `zero2` and `zero3`. `train.global_batch_size` must be a
+        multiple of `train.micro_batch_size` x data-parallel ranks. `train.hang_seconds` must be below
+        `parallel.timeout_seconds`. `optim.warmup_steps` must be below `train.steps`. With `optim.schedule: wsd`, its
+        sum with `optim.decay_steps` must be at most `train.steps`. `checkpoint.keep_best` needs `train.eval_sequences`
+        above 0. `parallel.tensor` must divide `model.seq_len`, `n_heads`, `n_kv_heads`, `d_ff` and `vocab_size`. With
+        `parallel.precision: fp8`, the sides of the model's matrices and `model.seq_len` must be multiples of 16."""
         train, optim = self.train, self.optim
         if optim.algorithm == "muon" and self.parallel.engine.startswith("zero"):
             raise ValueError(
-                f"optim.algorithm muon needs whole matrices; not with parallel.engine {self.parallel.engine}: "
+                f"optim.algorithm (muon) needs whole matrices, which parallel.engine ({self.parallel.engine}) splits; "
                 "set parallel.engine to fsdp2, or optim.algorithm to adamw"
             )
         if train.global_batch_size % train.micro_batch_size:
@@ -104,7 +131,8 @@ class Recipe(Section):
         if train.hang_seconds >= self.parallel.timeout_seconds:
             raise ValueError(
                 f"train.hang_seconds ({train.hang_seconds:g}) must be below parallel.timeout_seconds "
-                f"({self.parallel.timeout_seconds:g}), so that a hanging rank is named before a collective gives up"
+                f"({self.parallel.timeout_seconds:g}), so that a hang is diagnosed before a collective times out; "
+                "lower the first or raise the second"
             )
         self.parallel.check_model(
             seq_len=self.model.seq_len,
@@ -115,11 +143,37 @@ class Recipe(Section):
             vocab_size=self.model.vocab_size,
         )
         if optim.warmup_steps >= train.steps:
-            raise ValueError(f"optim.warmup_steps ({optim.warmup_steps}) must be below train.steps ({train.steps})")
+            raise ValueError(
+                f"optim.warmup_steps ({optim.warmup_steps}) must be below train.steps ({train.steps}); "
+                "shorten the warm-up or train longer"
+            )
+        decay = optim.decay_of_wsd(train.steps)
+        if optim.schedule == "wsd" and optim.warmup_steps + decay > train.steps:
+            raise ValueError(
+                f"optim.warmup_steps ({optim.warmup_steps}) + optim.decay_steps ({decay}) must be at most train.steps "
+                f"({train.steps}), or the rate drops at once after the warm-up; set optim.decay_steps to "
+                f"{train.steps - optim.warmup_steps} or less, or shorten the warm-up"
+            )
+        if self.checkpoint.keep_best and not train.eval_sequences:
+            raise ValueError(
+                f"checkpoint.keep_best ({self.checkpoint.keep_best}) needs validation losses, but train.eval_sequences "
+                "(0) turns evaluation off; set it above 0, or keep_best to 0"
+            )
         return self
 
+    def saves_after(self, step: int) -> bool:
+        """Return whether the run saves a checkpoint to the shared tier after an optimizer step."""
+        return step == self.train.steps or step % self.checkpoint.every == 0
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return whether the run evaluates the validation split after an optimizer step."""
+        every = self.train.eval_every
+        due = step == self.train.steps or (every > 0 and step % every == 0)
+        due = due or (self.checkpoint.keep_best > 0 and self.saves_after(step))
+        return due and self.train.eval_sequences > 0
+
     def grad_accum_steps(self, data_parallel_size: int) -> int:
-        """Micro batches per rank in one step. ConfigError if the batch does not divide evenly."""
+        """Micro batches per rank in one optimizer step. ConfigError if the global batch does not divide evenly."""
         size, micro = self.train.global_batch_size, self.train.micro_batch_size
         chunk = micro * data_parallel_size
         if size % chunk:

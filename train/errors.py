@@ -1,12 +1,12 @@
-"""Errors that a user can mend: shown as one line, without a traceback, with a documented exit code.
+"""Errors that a user can fix. They are shown as one line, without a traceback, and have a documented exit code.
 
-`parallel` and `data_pipeline` know neither each other nor this package, so each owns its own error class; what the
-classes share is the attribute `exit_code`, and `USER_ERRORS` lists them all.
+`parallel` and `data_pipeline` import neither each other nor this package, so each defines its own error class. All of
+them have the attribute `exit_code`, and `USER_ERRORS` lists them.
 """
 
 from data_pipeline.errors import DataError
 from parallel.errors import LaunchError
-from train.exit_codes import FAILED_FOR_GOOD, STOPPED
+from train.exit_codes import FAILED, FAILED_FOR_GOOD, STOPPED
 
 
 class ConfigError(Exception):
@@ -16,21 +16,27 @@ class ConfigError(Exception):
 
 
 class CheckpointError(Exception):
-    """No checkpoint fits, or what is there is damaged."""
+    """No checkpoint fits the run, or a checkpoint is damaged."""
 
     exit_code = FAILED_FOR_GOOD
 
 
 class DivergedError(Exception):
-    """Too many steps in which losses or gradients were not what they should be."""
+    """Too many steps had a loss spike or a non-finite loss or gradient."""
 
     exit_code = FAILED_FOR_GOOD
 
 
+class ExhaustedError(Exception):
+    """Disk or memory ran out. Another attempt may find more of it."""
+
+    exit_code = FAILED
+
+
 class StoppedError(Exception):
-    """Asked to stop where there is nothing to save: what was begun is given up, and nothing half-written stays."""
+    """The process was asked to stop while there was nothing to save. Unfinished work is discarded without a trace."""
 
     exit_code = STOPPED
 
 
-USER_ERRORS = (ConfigError, CheckpointError, DivergedError, StoppedError, DataError, LaunchError)
+USER_ERRORS = (ConfigError, CheckpointError, DivergedError, ExhaustedError, StoppedError, DataError, LaunchError)

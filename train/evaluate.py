@@ -1,29 +1,26 @@
-"""Loss on the validation split: summed loss over summed targets, so a short last batch weighs what it holds."""
+"""Validation loss: summed loss over summed targets, so that a short last batch counts for as many targets as it has."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from parallel.collectives import any_rank
 from train.device_batch import count_targets_by_source, loss_by_source, to_device
-from train.run import Run, total
+from train.losses import sum_over_data_parallel
+from train.run import Run
 
 
 @dataclass(frozen=True)
-class ValidationLoss:
-    """Mean loss in nats per token."""
+class Validation:
+    """The result of one evaluation on the validation split."""
 
     loss: float
-    tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0))
+    """Mean loss in nats per target."""
+    targets: int
 
 
-def evaluate(run: Run, step: int) -> ValidationLoss | None:
-    """The validation loss; None if the run was asked to stop on the way or there is nothing held out. Collective."""
+def evaluate(run: Run, step: int) -> Validation | None:
+    """Return the validation loss; None if a rank was asked to stop meanwhile or the split is empty. Collective."""
     recipe, runtime = run.recipe, run.runtime
     n_sources = len(recipe.data.sources)
     loss_fn = loss_by_source(n_sources)
@@ -36,9 +33,9 @@ def evaluate(run: Run, step: int) -> ValidationLoss | None:
     )
     for batch in batches:
         run.enter("evaluate", step)
-        loss_S = run.engine.evaluate(to_device(batch, runtime.device), loss_fn)
+        loss_S = run.engine.evaluate(to_device(batch, runtime.device), loss_fn)[:n_sources]
         totals += torch.stack((loss_S.sum().double().cpu(), count_targets_by_source([batch], n_sources).sum()))
         if any_rank(bool(run.stop)):
             return None
-    loss, tokens = total(totals, runtime)
-    return ValidationLoss(loss / tokens, int(tokens)) if tokens else None
+    loss, targets = sum_over_data_parallel(totals, runtime)
+    return Validation(loss / targets, int(targets)) if targets else None

@@ -1,14 +1,14 @@
-"""How a training process ends, and what every launcher does about it."""
+"""Exit codes of a training process, and how every launcher reacts to them."""
 
 FINISHED = 0
-"""The last step is done and saved. Nothing to do."""
+"""The last step is done and saved. Launchers do nothing."""
 
 FAILED = 1
-"""Something broke that another try may not meet again (a dead node, a full disk). torchrun and Slurm try again."""
+"""A failure that another attempt may not have, such as a dead node or a full disk. torchrun and Slurm try again."""
 
 FAILED_FOR_GOOD = 2
-"""Bad recipe, bad data, a diverged run: the same command would fail again. Nobody tries again."""
+"""A bad recipe, bad data or a diverged run: the same command would fail again. Nothing tries again."""
 
 STOPPED = 75
-"""Stopped on request, with a complete checkpoint or before the first step. Start the same command again to go on
-(EX_TEMPFAIL of sysexits.h)."""
+"""Stopped on request, with a complete checkpoint or before the first step. The same command resumes the run. (The value
+is EX_TEMPFAIL of sysexits.h.)"""

@@ -1,7 +1,7 @@
 """The training loop: one function, read from top to bottom.
 
-`step` counts finished optimizer steps; `skipped` counts batches that moved nothing. Their sum is the progress in the
-data, and the learning rate follows `step`, so a skipped batch moves neither weights nor schedule.
+`progress.step` counts finished optimizer steps; `progress.skipped` counts batches that changed no weights. Their sum is
+the position in the data. The learning rate follows `step`, so a skipped batch moves neither weights nor schedule.
 """
 
 import logging
@@ -13,55 +13,64 @@ from train.device_batch import count_targets_by_source, loss_by_source, to_devic
 from train.evaluate import evaluate
 from train.exit_codes import FINISHED, STOPPED
 from train.health import garbage
-from train.model.flops import flops_per_token
+from train.losses import PendingLosses, sum_over_data_parallel
 from train.optim.schedule import learning_rate
-from train.records.metrics import peak_memory_gib
-from train.run import Losses, Run, total
+from train.run import Run
 
 log = logging.getLogger(__name__)
 
 
 def train(run: Run) -> int:
-    """Train until the recipe's last step or a request to stop; returns the exit code. Collective."""
-    recipe, runtime, engine, guard, progress = run.recipe, run.runtime, run.engine, run.guard, run.progress
+    """Train until the recipe's last step or until a rank is asked to stop; return the exit code. Collective."""
+    recipe, runtime, engine, guard = run.recipe, run.runtime, run.engine, run.guard
     n_sources = len(recipe.data.sources)
     loss_fn = loss_by_source(n_sources)
     tokens_per_step = recipe.train.global_batch_size * recipe.model.seq_len
+    progress = run.resumed_at
+    time_is_up = 0.0
     batches = run.open_batches(progress.data_step)
-    forward = "compile" if recipe.parallel.compile else "forward"
+    run.keep_recipe()
+    if progress.step >= recipe.train.steps:
+        log.info(
+            "the run is finished: its newest checkpoint is step %d, and train.steps is %d; to train longer, raise "
+            "train.steps and add --allow schedule",
+            progress.step,
+            recipe.train.steps,
+        )
 
     while progress.step < recipe.train.steps:
         run.enter("data", progress.step)
         micro_batches = next(batches)
-        # One sum over ranks: the targets of the whole global batch, who quarantined a block, who was asked to stop.
-        flags = torch.tensor([run.stream.has_news, bool(run.stop)], dtype=torch.float64)
-        *targets_S, news, stops = total(torch.cat((count_targets_by_source(micro_batches, n_sources), flags)), runtime)
-        if stops:
+        # One sum over ranks carries all that ranks must agree on before the step: the number of targets in the global
+        # batch, whether a rank quarantined a block of data, whether one was asked to stop, and whether time is up.
+        flags = torch.tensor([run.stream.has_new_quarantine, bool(run.stop), run.is_time_up], dtype=torch.float64)
+        counts = torch.cat((count_targets_by_source(micro_batches, n_sources), flags))
+        *targets_S, quarantined, stop_requested, time_is_up = sum_over_data_parallel(counts, runtime)
+        if stop_requested or time_is_up:
             break
-        if news:
+        if quarantined:  # before the batch is used: all ranks must replace the same rows
             batches = run.share_quarantine(progress)
             continue
-        if progress.data_step in guard.data_steps_to_skip:
-            progress = run.skip_batch(progress, "a roll-back found it bad")
-            continue
-        if not sum(targets_S):
-            guard.count_bad(progress.data_step, "no targets in the batch")
-            progress = run.skip_batch(progress, "no targets in the batch")
+        if why := guard.reason_to_skip(progress.data_step, sum(targets_S)):
+            progress = run.skip_batch(progress, why)
             continue
 
-        run.enter(forward, progress.step)
+        run.enter("forward", progress.step)
         seed_rank(recipe.train.seed, runtime, progress.data_step)
-        lr = learning_rate(progress.step + 1, recipe.train.steps, recipe.optim)
-        loss_S = engine.forward_backward(
+        sums_R = engine.forward_backward(
             [to_device(batch, runtime.device) for batch in micro_batches],
             loss_fn,
             scale=runtime.data_parallel_size / sum(targets_S),
         )
         run.enter("update", progress.step)
-        forward = "forward"
-        losses = Losses(loss_S, targets_S, runtime)
-        # The one wait for the device: the losses, when the norm is on its way too.
-        grad_norm = engine.step(lr, recipe.optim.max_grad_norm, lambda losses=losses: guard.norm_limit(losses.mean))
+        pending = PendingLosses(sums_R, targets_S, runtime)
+        lr = learning_rate(progress.step + 1, recipe.train.steps, recipe.optim)
+        # The only wait for the device in a step. The engine asks for the limit, and so for the losses, once the
+        # gradient norm is on its way: the guard must decide before the weights change.
+        grad_norm = engine.step(
+            lr, recipe.optim.max_grad_norm, lambda pending=pending: guard.norm_limit(pending.gather().mean)
+        )
+        losses = pending.gather()
         verdict, why = guard.judge(progress.data_step, losses.mean, grad_norm)
         if verdict == "skip":
             progress = run.skip_batch(progress, why)
@@ -73,43 +82,16 @@ def train(run: Run) -> int:
         if verdict == "report":
             run.report_spike(progress, why)
         progress = progress.after_step(tokens_per_step)
+        run.log_step(progress, losses, lr, grad_norm)
 
-        spent = run.clock.take()
-        seconds = sum(spent.get(kind, 0.0) for kind in ("data_wait", "compile", "step"))
-        run.report_compiling(progress, seconds)
-        flops = flops_per_token(recipe.model) * tokens_per_step / seconds
-        run.metrics.write(
-            progress.step,
-            {
-                "loss": losses.mean,
-                "lr": lr,
-                "grad_norm": grad_norm,
-                "tokens": progress.tokens,
-                "data_step": progress.data_step,
-                "tokens_per_second": tokens_per_step / seconds,
-                "model_flops_per_second": flops,
-                "share_of_measured_peak": flops / run.peak_flops,
-                "memory_gib": peak_memory_gib(runtime.device),
-                **run.loss_of_each_source(losses),
-                "seconds": spent,
-                "attempt": run.attempt,
-            },
-            seconds,
-        )
-        if progress.step % recipe.train.log_every == 0:
-            run.report_pace(spent)
         if recipe.guard.compare_replicas_every and progress.step % recipe.guard.compare_replicas_every == 0:
             run.compare_replicas()
-
-        last = progress.step == recipe.train.steps
-        every = recipe.train.eval_every
-        if recipe.train.eval_sequences and (last or (every and progress.step % every == 0)):
-            validation = evaluate(run, progress.step)
-            if validation is not None:
-                progress = progress.evaluated(validation.loss)
-                run.metrics.write_evaluation(progress.step, {"validation_loss": validation.loss})
-                log.info("step %d  validation loss %.4f (%d tokens)", progress.step, validation.loss, validation.tokens)
-        if last or progress.step % recipe.checkpoint.every == 0:
+        # Before the save, so that the checkpoint knows its validation loss.
+        if recipe.evaluates_after(progress.step) and (validation := evaluate(run, progress.step)):
+            progress = progress.evaluated(validation.loss)
+            run.metrics.write_evaluation(progress.step, {"validation_loss": validation.loss})
+            log.info("step %d  validation loss %.4f (%d tokens)", progress.step, validation.loss, validation.targets)
+        if recipe.saves_after(progress.step):
             run.save(progress)
         elif recipe.checkpoint.local_dir and progress.step % recipe.checkpoint.local_every == 0:
             run.save(progress, local=True)
@@ -117,9 +99,13 @@ def train(run: Run) -> int:
         garbage.collect(progress.step)
 
     run.ensure_saved(progress)
-    finished = progress.step >= recipe.train.steps
-    reason = run.stop.reason if run.stop else None if finished else "another rank was asked"
-    run.record("finished" if finished else "stopped", step=progress.step, reason=reason, seconds=run.ledger.take())
+    finished = progress.step >= recipe.train.steps or time_is_up > 0
+    reason = run.stop.reason if run.stop else None if finished else "another rank was asked to stop"
+    if time_is_up:
+        reason = f"train.max_seconds ({recipe.train.max_seconds:g})"
+        log.info("the run is finished at step %d: %s is used up; raise it to train on", progress.step, reason)
+    kind = "finished" if finished else "stopped"
+    run.record(kind, step=progress.step, reason=reason, seconds=run.entry_lap.take())
     if not finished:
-        log.info("stopped at step %d (%s); the same command goes on from there", progress.step, reason)
+        log.info("stopped at step %d (%s); the same command resumes from there", progress.step, reason)
     return FINISHED if finished else STOPPED

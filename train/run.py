@@ -1,40 +1,42 @@
-"""A run: all that the loop uses, and what it does besides computing steps. `train/start.py` puts it together."""
+"""A run: the objects that the loop uses, and its actions besides computing steps. `train/start.py` builds it."""
 
 import logging
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import xxhash
-from torch import Tensor
 
+from data_pipeline.atomic_file import write_atomic
 from data_pipeline.stream.batch import Batch
 from data_pipeline.stream.stream import Stream
 from parallel.bootstrap import Runtime
-from parallel.collectives import gather_objects, sum_over_ranks
+from parallel.collectives import gather_objects
 from parallel.engine import Engine
-from train.checkpoint.manager import CheckpointManager, SavedProgress, SavingFailedError
+from train.checkpoint.manager import CheckpointManager, SavingFailedError
 from train.config import Recipe
 from train.config_file import recipe_as_yaml
 from train.health.guard import Guard
-from train.health.injected_faults import Faults
-from train.health.replicas import check_replicas, hashes
+from train.health.injected_faults import FaultInjector
+from train.health.replicas import check_replicas, hash_parts
 from train.health.stop import StopRequest
 from train.health.watchdog import Probe, Watchdog
-from train.records.clock import Clock
-from train.records.compilation import Compiling
-from train.records.events import EventLog, read_jsonl
-from train.records.goodput import unsettled
-from train.records.metrics import Metrics
+from train.losses import StepLosses
+from train.model.gpt import metric_names
+from train.records.clock import Clock, Lap, uptime
+from train.records.compilation import CompilationMonitor
+from train.records.events import EventLog
+from train.records.metrics import Metrics, Speed, step_record
 from train.records.progress import Progress
+from train.resume import resume
 from train.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
+    """One attempt of a training run on this rank."""
+
     recipe: Recipe
     runtime: Runtime
     stream: Stream
@@ -44,32 +46,38 @@ class Run:
     record: EventLog
     stop: StopRequest
     clock: Clock
-    """What metrics.jsonl tells."""
-    ledger: Clock
-    """The same seconds as events.jsonl tells them, which come more rarely."""
+    step_lap: Lap
+    """Seconds since the last record of metrics.jsonl."""
+    entry_lap: Lap
+    """Seconds since the last entry of events.jsonl (`train.records.goodput`)."""
     watchdog: Watchdog
-    faults: Faults
+    faults: FaultInjector
     probe: Probe
     guard: Guard
-    compiling: Compiling
-    progress: Progress
-    """Where the run stands as it starts."""
-    peak_flops: float
-    """FLOP per second of a large matrix product on all ranks together."""
+    compilation: CompilationMonitor
+    speed: Speed
+    resumed_at: Progress
+    """Progress at the start of this attempt."""
     attempt: int
-    """Counted from 1 over all starts of the run; told on rank 0 alone."""
+    """Number of this start among all starts of the run, counted from 1; valid on rank 0."""
+    ends_at_uptime: float
+    """Seconds of this process at which `train.max_seconds` is used up; infinite without it, and on other ranks."""
+
+    @property
+    def is_time_up(self) -> bool:
+        """Whether this rank knows that `train.max_seconds` is used up. Only rank 0 knows."""
+        return uptime() > self.ends_at_uptime
 
     def enter(self, phase: str, step: int) -> None:
-        """The loop enters a phase with `step` optimizer steps done."""
-        self.clock.enter(phase)
-        self.ledger.enter(phase)
-        self.watchdog.beat(phase, step)
-        self.faults.strike(phase, step)
-        if phase in ("compile", "forward"):
-            self.compiling.begin()
+        """Report that the loop enters a phase with `step` optimizer steps finished."""
+        if phase == "forward":
+            self.compilation.begin()
+        self.clock.enter("compile" if phase == "forward" and self.compilation.expected else phase)
+        self.watchdog.enter_phase(phase, step)
+        self.faults.inject(phase, step)
 
     def open_batches(self, data_step: int) -> Iterator[list[Batch]]:
-        """This rank's micro batches, a list a step, from a progress in the data on."""
+        """Return this rank's micro batches, one list a step, from a global batch on."""
         train = self.recipe.train
         return self.stream.steps(
             first_step=data_step,
@@ -79,15 +87,36 @@ class Run:
             world_size=self.runtime.data_parallel_size,
         )
 
+    def keep_recipe(self) -> None:
+        """Write the recipe to the run folder on rank 0. Call when all checks of this start have passed."""
+        if self.runtime.world.rank == 0:
+            write_atomic(RunFolder.of(self.recipe).recipe, recipe_as_yaml(self.recipe).encode())
+
     def share_quarantine(self, progress: Progress) -> Iterator[list[Batch]]:
-        """All ranks replace the blocks that any of them cannot read, from this batch on. Collective."""
+        """Make all ranks replace the blocks that any rank cannot read; return the batches from here on. Collective."""
         self.stream.restore(gather_objects(self.stream.state(progress.data_step)))
         self.record("blocks_quarantined", data_step=progress.data_step)
         return self.open_batches(progress.data_step)
 
+    def log_step(self, progress: Progress, losses: StepLosses, lr: float, grad_norm: float) -> None:
+        """Write the metrics of the finished step. Every `log_every` steps, report this rank's speed to the watchdog."""
+        seconds = self.step_lap.take()
+        step_seconds = sum(seconds.get(kind, 0.0) for kind in ("data_wait", "compile", "step"))
+        if why := self.compilation.report(progress.step, step_seconds):
+            self.record("compiled_again", step=progress.step, why=why, took_seconds=round(step_seconds, 3))
+        record = step_record(progress, losses.mean, lr, grad_norm, seconds, self.speed.of_step(step_seconds))
+        record |= losses.by_source(self.stream.source_names) | losses.metrics(metric_names(self.recipe.model))
+        self.metrics.write_step(progress.step, record | {"attempt": self.attempt}, step_seconds)
+        if progress.step == self.resumed_at.step + 1:
+            self.book(progress)
+        if progress.step % self.recipe.train.log_every == 0:
+            self.watchdog.report_pace(seconds.get("step", 0.0), seconds.get("data_wait", 0.0), self.probe.seconds())
+
     def save(self, progress: Progress, local: bool = False) -> None:
-        """Behind the steps, to the shared tier or the local one. Collective. CorruptionError if copies differ of what
-        would be saved: what is loaded later is alike everywhere, and nobody could tell any more."""
+        """Start a save in the background, to the shared tier or the local one. Collective.
+
+        Replicas are compared first (CorruptionError): a load gives all ranks the same values, which would hide the
+        difference for ever."""
         self.enter("save", progress.step)
         if self.recipe.guard.compare_replicas_every:
             self.compare_replicas()
@@ -97,12 +126,8 @@ class Run:
         self.checkpoints.save(saved, self.engine.state(), self.stream.state(progress.data_step), local=local)
         self.book(progress)
 
-    def book(self, progress: Progress) -> None:
-        """The seconds by kind since the entry before, into events.jsonl."""
-        self.record("booked", step=progress.step, seconds=self.ledger.take())
-
     def ensure_saved(self, progress: Progress) -> None:
-        """Return only when there is a complete checkpoint of this progress. Collective. SavingFailedError."""
+        """Return once a complete checkpoint of this progress exists. Collective. Raises SavingFailedError."""
         self.enter("save", progress.step)
         self.checkpoints.wait()
         if self.checkpoints.saved_step != progress.step:
@@ -110,100 +135,42 @@ class Run:
             self.checkpoints.wait()
         if self.checkpoints.saved_step != progress.step:
             raise SavingFailedError(
-                f"the last checkpoint (step {progress.step}) could not be saved; mend what events.jsonl names, and the "
-                "same command goes on from the one before"
+                f"the last checkpoint (step {progress.step}) could not be saved; fix the cause given in events.jsonl, "
+                "and run the same command: it resumes from the checkpoint before"
             )
 
+    def book(self, progress: Progress) -> None:
+        """Write the seconds by kind since the last entry to events.jsonl."""
+        self.record("booked", step=progress.step, seconds=self.entry_lap.take())
+
     def skip_batch(self, progress: Progress, why: str) -> Progress:
-        """The next batch moves nothing; the progress after it."""
+        """Skip the next batch, so that it changes no weights; return the progress after it."""
         log.warning("the batch after step %d (data step %d) is skipped: %s", progress.step, progress.data_step, why)
         self.record("skipped", step=progress.step, why=why, **self._samples(progress))
         return progress.after_skip()
 
     def report_spike(self, progress: Progress, why: str) -> None:
-        log.warning("spike after step %d (data step %d): %s", progress.step, progress.data_step, why)
+        """Record a loss spike that the recipe only reports, or a gradient of zeros."""
+        log.warning("bad step after step %d (data step %d): %s", progress.step, progress.data_step, why)
         self.record("spike", step=progress.step, why=why, **self._samples(progress))
 
     def roll_back(self, progress: Progress, why: str) -> Progress:
-        """The progress of the newest good checkpoint, from which the present batch will be stepped over. Collective."""
+        """Load the newest good checkpoint; the guard will skip the present batch. Return its progress. Collective."""
         log.warning("rolling back from step %d (data step %d): %s", progress.step, progress.data_step, why)
-        self.record("rolled_back", step=progress.step, why=why, **self._samples(progress))
-        loaded = resume(self.checkpoints, self.engine, self.stream, self.record)
-        if loaded is None:
-            return self.skip_batch(progress, "there is no checkpoint to go back to")
-        self.guard.roll_back(loaded.extra["guard"])
         self.book(progress)
-        settle(self.recipe, self.runtime, self.record, loaded.step)
-        return Progress.of(loaded)
-
-    def _samples(self, progress: Progress) -> dict[str, int]:
-        """Which documents are meant: `keepstep data trace` shows them."""
-        size = self.recipe.train.global_batch_size
-        return {"data_step": progress.data_step, "first_sample": progress.data_step * size, "samples": size}
-
-    def report_compiling(self, progress: Progress, seconds: float) -> None:
-        """Of a step that took so long."""
-        why = self.compiling.report(progress.step, seconds)
-        if why:
-            self.record("compiled_again", step=progress.step, why=why, took_seconds=round(seconds, 3))
+        self.record("rolled_back", step=progress.step, why=why, **self._samples(progress))
+        saved = resume(self.checkpoints, self.engine, self.stream, self.record)
+        if saved is None:
+            return self.skip_batch(progress, "there is no checkpoint to roll back to")
+        self.guard.roll_back(saved.extra["guard"])
+        return Progress.of(saved)
 
     def compare_replicas(self) -> None:
-        """CorruptionError if ranks that hold copies of the same tensors disagree. Collective."""
-        check_replicas(gather_objects(hashes(self.engine.replicated_tensors())))
+        """Raise CorruptionError if ranks that hold replicas of the same tensors disagree. Collective."""
+        check_replicas(gather_objects(hash_parts(self.engine.replicated_tensors())))
 
-    def report_pace(self, spent: Mapping[str, float]) -> None:
-        """How fast this rank is at the moment, for the search for slow ones."""
-        self.watchdog.note(spent.get("step", 0.0), spent.get("data_wait", 0.0), self.probe.seconds())
-
-    def loss_of_each_source(self, losses: "Losses") -> dict[str, float]:
-        """Mean loss by source, where there are several."""
-        if len(losses.targets_S) == 1:
-            return {}
-        named = zip(self.stream.source_names, losses.by_source, losses.targets_S, strict=True)
-        return {f"loss/{name}": loss / targets for name, loss, targets in named if targets}
-
-
-class Losses:
-    """A step's summed losses and targets by source. The losses are still being computed: who asks first waits for the
-    device, and for the other ranks. Collective."""
-
-    def __init__(self, loss_S: Tensor, targets_S: list[float], runtime: Runtime) -> None:
-        self.targets_S = targets_S
-        self._loss_S, self._runtime = loss_S, runtime
-
-    @cached_property
-    def by_source(self) -> list[float]:
-        return total(self._loss_S, self._runtime)
-
-    @property
-    def mean(self) -> float:
-        return sum(self.by_source) / sum(self.targets_S)
-
-
-def total(values: Tensor, runtime: Runtime) -> list[float]:
-    """Sum over data-parallel ranks, on the host. Collective."""
-    summed = sum_over_ranks(values.double().cpu())
-    return (summed / runtime.layout.tensor).tolist()  # tensor-parallel peers bring the same values
-
-
-def settle(recipe: Recipe, runtime: Runtime, record: EventLog, step: int) -> None:
-    """Book what is only known as the run goes on from `step`: work that was lost, and time that nobody was there."""
-    if runtime.world.rank == 0:
-        folder = RunFolder.of(recipe)
-        left = unsettled(list(read_jsonl(folder.events)), read_jsonl(folder.metrics), step)
-        record("settled", step=step, seconds=left)
-
-
-def resume(checkpoints: CheckpointManager, engine: Engine, stream: Stream, record: EventLog) -> SavedProgress | None:
-    """Set engine and stream to the newest good checkpoint, and say how far it is; None if there is none. Collective."""
-    started = time.perf_counter()
-    loaded = checkpoints.load_newest(engine.state())
-    if loaded is None:
-        return None
-    engine.refresh_working_weights()
-    stream.restore(loaded.rank_states)
-    progress = loaded.progress
-    seconds = time.perf_counter() - started
-    log.info("resumed from step %d (%d tokens) in %.1f s", progress.step, progress.tokens, seconds)
-    record("resumed", step=progress.step, tokens=progress.tokens, took_seconds=round(seconds, 3))
-    return progress
+    def _samples(self, progress: Progress) -> dict[str, int]:
+        """Return which samples the next batch holds; `keepstep data trace` shows their documents."""
+        size = self.recipe.train.global_batch_size
+        first = self.stream.first_sample(progress.data_step)
+        return {"data_step": progress.data_step, "first_sample": first, "samples": size}

@@ -1,57 +1,75 @@
-"""What lies where in a run's folder."""
+"""Paths within a run's folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from train.config import Recipe
 
-MAY_DIFFER = ("schedule", "data_weights")
-"""What `--allow` lets differ from the checkpoint that a run goes on from; events.jsonl keeps what did."""
+MAY_DIFFER = ("schedule", "optimizer", "dropout", "seed", "batch_size", "data_weights")
+"""Parts of a recipe that `--allow` lets differ from the checkpoint that a run resumes from. Each difference is recorded
+in events.jsonl."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The folder of one run, and the paths in it. Nothing is created or read here."""
+
     root: Path
 
     @classmethod
     def of(cls, recipe: Recipe) -> "RunFolder":
+        """The folder that the recipe names, `runs_dir`/`name`."""
         return cls(Path(recipe.runs_dir) / recipe.name)
 
     @property
     def recipe(self) -> Path:
+        """The resolved recipe of the last start."""
         return self.root / "recipe.yaml"
 
     @property
     def metrics(self) -> Path:
+        """One record for each step and each evaluation."""
         return self.root / "metrics.jsonl"
 
     @property
     def events(self) -> Path:
+        """One record for each event, such as a start, a save or a failure."""
         return self.root / "events.jsonl"
 
     @property
     def tensorboard(self) -> Path:
+        """Folder of TensorBoard files."""
         return self.root / "tensorboard"
 
     @property
     def logs(self) -> Path:
+        """Folder of the ranks' logs and stacks."""
         return self.root / "logs"
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of the shared tier's checkpoints."""
         return self.root / "checkpoints"
 
     @property
     def lease(self) -> Path:
-        """Who runs here now."""
+        """The process that currently runs in the folder (`train.health.lease`)."""
         return self.root / "lease.json"
 
     @property
     def status(self) -> Path:
-        """Where each rank is, every ten seconds anew."""
+        """Phase and location of each rank, rewritten every ten seconds (`train.health.watchdog`)."""
         return self.root / "status.json"
 
     @property
     def stop_request(self) -> Path:
-        """Made by `keepstep stop`; a run that sees it saves and stops."""
+        """A file that `keepstep stop` creates. A run that finds it saves a checkpoint and stops."""
         return self.root / "STOP"
+
+
+def run_of_checkpoint(checkpoint: Path) -> RunFolder:
+    """The folder of the run to which a checkpoint belongs.
+
+    Relies on the checkpoint being where the run saved it, at RUN/checkpoints/step-N: a checkpoint that was copied
+    elsewhere does not record its run."""
+    return RunFolder(checkpoint.resolve().parents[1])

@@ -1,6 +1,7 @@
-"""How a run begins and ends: everything that the loop uses is made here, in the order in which it must be."""
+"""Builds a run, in the order that its parts require, and closes it."""
 
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,27 +17,32 @@ from parallel.build_engine import build_engine
 from parallel.collectives import any_rank, sum_over_ranks
 from parallel.engine import Trainable
 from parallel.engines.precision import DTYPES
+from train.checkpoint.format.attachments import plain_files
 from train.checkpoint.manager import CheckpointManager
 from train.config import Recipe
-from train.config_file import recipe_as_yaml
-from train.errors import ConfigError, StoppedError
+from train.errors import ConfigError, DivergedError, ExhaustedError, StoppedError
 from train.exit_codes import FAILED
 from train.health import garbage
 from train.health.disk_space import check_space
+from train.health.exhausted import exhaustion_in_one_line
 from train.health.guard import Guard
-from train.health.injected_faults import Faults
+from train.health.injected_faults import FaultInjector
 from train.health.lease import Holder, Lease
 from train.health.stop import StopRequest
-from train.health.watchdog import Probe, Watchdog, lost_peer
-from train.model.flops import count_parameters, measure_matmul_peak
+from train.health.watchdog import Probe, Watchdog, is_lost_peer
+from train.health.way_back import way_back
+from train.model.flops import count_parameters, flops_per_token, measure_matmul_peak
 from train.model.gpt import GPT, initial_value
 from train.optim.groups import build_optimizer
-from train.records.clock import Clock, uptime
-from train.records.compilation import Compiling
-from train.records.events import EventLog, read_jsonl
-from train.records.metrics import Metrics
+from train.records.clock import Clock, Lap, uptime
+from train.records.compilation import CompilationMonitor
+from train.records.events import EventLog, last_record, read_jsonl
+from train.records.goodput import seconds_of_attempts
+from train.records.metrics import Metrics, Speed
+from train.records.peaks import device_peak
 from train.records.progress import Progress
-from train.run import Run, resume, settle
+from train.resume import resume
+from train.run import Run
 from train.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -44,13 +50,14 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, allow: frozenset[str] = frozenset()) -> Iterator[Run]:
-    """A run that is ready for its next step; closed only if all went well, for closing is collective. Collective.
+    """Yield a run that is ready for its next step. Collective.
 
-    `allow`: what may differ from the checkpoint that it goes on from."""
+    It is closed only if all went well, because closing is collective. `allow`: what may differ from the checkpoint that
+    the run resumes from (`train.run_folder.MAY_DIFFER`)."""
     folder = RunFolder.of(recipe)
     is_rank_0 = runtime.world.rank == 0
-    lease = Lease(folder.lease, Holder.myself(os.environ), _leave) if is_rank_0 else None
     record = EventLog(folder.events, enabled=is_rank_0)
+    lease = _take_lease(folder, record) if is_rank_0 else None
     watchdog = Watchdog(
         folder.status,
         folder.logs,
@@ -60,40 +67,60 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, allow: frozens
         record=record,
     )
     try:
-        run = _build_run(recipe, runtime, stop, allow, record, watchdog)
-        garbage.freeze()
-        yield run
-        run.checkpoints.close()
-    except StoppedError:  # on all ranks
+        with exhaustion_in_one_line(folder.root), _with_way_back(recipe):
+            run = _build_run(recipe, runtime, stop, allow, record, watchdog)
+            garbage.freeze()
+            yield run
+            run.checkpoints.close()
+    except StoppedError:  # raised on all ranks
         watchdog.close()
-        _give_back(folder, lease)
+        _release_folder(folder, lease)
         raise
     except BaseException as error:
-        watchdog.failed()
-        if not lost_peer(error):
+        watchdog.report_failure()
+        if not is_lost_peer(error):
             code = getattr(error, "exit_code", FAILED)
             why = str(error) or type(error).__name__
             EventLog(folder.events)("failed", rank=runtime.world.rank, exit_code=code, error=why)
         raise
     finally:
-        garbage.thaw()
+        garbage.unfreeze()
     watchdog.close()
     run.stream.close()
     run.metrics.close()
     run.engine.close()
-    _give_back(folder, lease)
+    _release_folder(folder, lease)
 
 
-def _give_back(folder: RunFolder, lease: Lease | None) -> None:
-    """The folder, by the rank that holds it; a request to stop has been met."""
+def _take_lease(folder: RunFolder, record: EventLog) -> Lease:
+    """Take the lease of the run folder. LaunchError if another run holds it; ExhaustedError on a full disk."""
+    try:
+        with exhaustion_in_one_line(folder.root):
+            return Lease(folder.lease, Holder.this_process(os.environ), _exit_without_lease)
+    except ExhaustedError as error:
+        record("failed", rank=0, exit_code=error.exit_code, error=str(error))
+        raise
+
+
+@contextmanager
+def _with_way_back(recipe: Recipe) -> Iterator[None]:
+    """Add to a DivergedError how to continue from a good checkpoint."""
+    try:
+        yield
+    except DivergedError as error:
+        raise DivergedError(f"{error}. {way_back(recipe)}") from None
+
+
+def _release_folder(folder: RunFolder, lease: Lease | None) -> None:
+    """Remove the stop request, which has been met, and release the lease. Does nothing on ranks without the lease."""
     if lease is not None:
         folder.stop_request.unlink(missing_ok=True)
         lease.release()
 
 
-def _leave(why: str) -> None:
-    """Another run has taken the folder: nothing more may be written to it."""
-    log.error("%s; leaving", why)
+def _exit_without_lease(why: str) -> None:
+    """Exit immediately: another run has taken the folder, so nothing more may be written to it."""
+    log.error("%s; exiting", why)
     leave_at_once(FAILED)
 
 
@@ -105,37 +132,33 @@ def _build_run(
     record: EventLog,
     watchdog: Watchdog,
 ) -> Run:
-    """Everything from the data to the loaded checkpoint. Collective."""
-    clock, ledger = Clock(already=uptime()), Clock(already=uptime())
+    """Build everything from the data stream to the loaded checkpoint. Collective."""
+    clock = Clock(already=uptime())
+    entry_lap = Lap(clock)
     folder = RunFolder.of(recipe)
     is_rank_0 = runtime.world.rank == 0
-    attempt = 1 + sum(event["kind"] == "started" for event in read_jsonl(folder.events))
-    record("started", attempt=attempt, world_size=runtime.world.world_size, engine=recipe.parallel.engine)
+    limit = recipe.train.max_seconds if is_rank_0 else None
+    ends_at = math.inf if limit is None else limit - seconds_of_attempts(read_jsonl(folder.events))
+    attempt = _record_start(recipe, runtime, folder, record)
 
     def stage_done() -> None:
-        """That is, the start gets on; and between its stages it may be stopped."""
-        watchdog.beat("start", 0)
-        _leave_if_asked(stop, record, ledger)
+        """Report activity to the watchdog, and stop here if a rank was asked to."""
+        watchdog.enter_phase("start", 0)
+        _stop_if_asked(stop, record, entry_lap)
 
     stage_done()
-    faults = Faults(os.environ, runtime.world.rank, folder.checkpoints)
+    faults = FaultInjector(os.environ, runtime.world.rank, folder.checkpoints)
     stream = open_stream(recipe.data, seq_len=recipe.model.seq_len)
     check_fit(recipe, runtime, stream)
     if is_rank_0:
         check_space(recipe, folder.checkpoints)
-        folder.recipe.write_text(recipe_as_yaml(recipe), encoding="utf-8")
     announce(recipe, runtime, stream)
-    faults.strike("start", 0)
+    faults.inject("start", 0)
     stage_done()
 
     seed_rank(recipe.train.seed, runtime, 0)
-    trainable = Trainable(
-        build=partial(GPT, recipe.model),
-        initial_value=partial(initial_value, config=recipe.model, seed=recipe.train.seed),
-        optimizer=partial(build_optimizer, config=recipe.optim),
-    )
-    engine = build_engine(recipe.parallel, runtime, trainable)
-    faults.arm(engine)
+    engine = build_engine(recipe.parallel, runtime, trainable_of(recipe))
+    faults.attach(engine)
     stage_done()
     checkpoints = CheckpointManager(
         folder.checkpoints,
@@ -143,76 +166,128 @@ def _build_run(
         identity_of(recipe),
         record,
         layout={"engine": recipe.parallel.engine, **asdict(runtime.layout)},
+        recipe=recipe.model_dump(mode="json"),
+        attachments=plain_files(stream.tokenizer_dir) if is_rank_0 else {},
         allow=allow,
         timeout_seconds=recipe.parallel.timeout_seconds,
-        alive=watchdog.alive,
+        alive=watchdog.report_activity,
     )
-    loaded = resume(checkpoints, engine, stream, record)
-    progress = Progress() if loaded is None else Progress.of(loaded)
-    if attempt > 1:
-        settle(recipe, runtime, record, progress.step)
+    saved = resume(checkpoints, engine, stream, record)
+    progress = Progress() if saved is None else Progress.of(saved)
     stage_done()
-    metrics = Metrics(
-        folder.metrics,
-        folder.tensorboard,
-        first_step=progress.step + 1,
-        total_steps=recipe.train.steps,
-        log_every=recipe.train.log_every,
-        enabled=is_rank_0,
-    )
-    peak = torch.tensor(measure_matmul_peak(runtime.device, DTYPES[recipe.parallel.precision])).double()
     return Run(
-        recipe,
-        runtime,
-        stream,
-        engine,
-        checkpoints,
-        metrics,
-        record,
-        stop,
-        clock,
-        ledger,
-        watchdog,
-        faults,
-        Probe(runtime.device),
-        Guard(recipe.guard, None if loaded is None else loaded.extra["guard"]),
-        Compiling(recipe.parallel.compile),
-        progress,
-        peak_flops=sum_over_ranks(peak).item(),
+        recipe=recipe,
+        runtime=runtime,
+        stream=stream,
+        engine=engine,
+        checkpoints=checkpoints,
+        metrics=Metrics(
+            folder.metrics,
+            folder.tensorboard,
+            first_step=progress.step + 1,
+            total_steps=recipe.train.steps,
+            log_every=recipe.train.log_every,
+            enabled=is_rank_0,
+        ),
+        record=record,
+        stop=stop,
+        clock=clock,
+        step_lap=Lap(clock),
+        entry_lap=entry_lap,
+        watchdog=watchdog,
+        faults=faults,
+        probe=Probe(runtime.device),
+        guard=Guard(recipe.guard, None if saved is None else saved.extra["guard"]),
+        compilation=CompilationMonitor(recipe.parallel.compile),
+        speed=_measure_speed(recipe, runtime),
+        resumed_at=progress,
         attempt=attempt,
+        ends_at_uptime=ends_at,
     )
 
 
-def _leave_if_asked(stop: StopRequest, record: EventLog, ledger: Clock) -> None:
-    """StoppedError on all ranks if any was asked to stop: before the first step nothing is to be saved. Collective."""
+def _record_start(recipe: Recipe, runtime: Runtime, folder: RunFolder, record: EventLog) -> int:
+    """Write the event `started`; return the number of this attempt. The number is valid on rank 0 only."""
+    attempt = 1 + sum(event["kind"] == "started" for event in read_jsonl(folder.events))
+    previous = last_record(folder.metrics, key="attempt")
+    record(
+        "started",
+        attempt=attempt,
+        world_size=runtime.world.world_size,
+        engine=recipe.parallel.engine,
+        previous=previous and {key: previous.get(key) for key in ("attempt", "step", "uptime")},
+    )
+    return attempt
+
+
+def trainable_of(recipe: Recipe) -> Trainable:
+    """Return what an engine is built from: model, initial values and optimizer of a recipe."""
+    return Trainable(
+        build=partial(GPT, recipe.model),
+        initial_value=partial(initial_value, config=recipe.model, seed=recipe.train.seed),
+        optimizer=partial(build_optimizer, config=recipe.optim),
+    )
+
+
+def _measure_speed(recipe: Recipe, runtime: Runtime) -> Speed:
+    """Measure the peak of all ranks, and look up that of their datasheets. Collective."""
+    measured = measure_matmul_peak(runtime.device, DTYPES[recipe.parallel.precision])
+    datasheet = device_peak(runtime.device)
+    peaks = torch.tensor([measured, math.nan if datasheet is None else datasheet]).double()
+    measured_sum, datasheet_sum = sum_over_ranks(peaks).tolist()
+    return Speed(
+        tokens_per_step=recipe.train.global_batch_size * recipe.model.seq_len,
+        flops_per_token=flops_per_token(recipe.model),
+        measured_peak=measured_sum,
+        datasheet_peak=None if math.isnan(datasheet_sum) else datasheet_sum,
+    )
+
+
+def _stop_if_asked(stop: StopRequest, record: EventLog, lap: Lap) -> None:
+    """Raise StoppedError on all ranks if any was asked to stop: there is nothing to save yet. Collective."""
     if any_rank(bool(stop)):
-        reason = stop.reason or "another rank was asked"
-        record("stopped", phase="start", reason=reason, seconds=ledger.take())
-        raise StoppedError(f"stopped before the first step of this start ({reason}); the same command goes on")
+        reason = stop.reason or "another rank was asked to stop"
+        record("stopped", phase="start", reason=reason, seconds=lap.take())
+        raise StoppedError(f"stopped before the first step of this start ({reason}); the same command resumes the run")
 
 
 def identity_of(recipe: Recipe) -> dict[str, Any]:
-    """What must be the same when a run goes on. The data say themselves what changed (`Stream.restore`)."""
+    """Return what must be the same when a run resumes. `Stream.restore` compares the data.
+
+    Differences in `noted` (`train.checkpoint.load.NOTED`) are reported and need no permission."""
     schedule = {"lr", "min_lr_ratio", "schedule", "warmup_steps", "decay_steps"}
+    clipping = {"max_grad_norm"}
     return {
         "model": recipe.model.model_dump(mode="json", exclude={"dropout", "init_std"}),
         "schedule": {"steps": recipe.train.steps, **recipe.optim.model_dump(mode="json", include=schedule)},
+        "optimizer": recipe.optim.model_dump(mode="json", exclude=schedule | clipping),
+        "dropout": recipe.model.dropout,
+        "seed": recipe.train.seed,
+        "batch_size": recipe.train.global_batch_size,
         "data_weights": [source.weight for source in recipe.data.sources],
+        "weight_changes": [[change.step, list(change.weights)] for change in recipe.data.weight_changes],
+        "noted": {
+            "optim.max_grad_norm": recipe.optim.max_grad_norm,
+            "train.micro_batch_size": recipe.train.micro_batch_size,
+            "parallel": recipe.parallel.model_dump(mode="json", include={"engine", "tensor", "precision", "compile"}),
+            "guard.on_spike": recipe.guard.on_spike,
+        },
     }
 
 
 def check_fit(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:
-    """What can only be known with the data and the world at hand. ConfigError."""
+    """Raise ConfigError if the recipe does not fit the data or the number of ranks."""
+    multiple = math.lcm(64, recipe.parallel.tensor)
     if stream.vocab_size > recipe.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size ({recipe.model.vocab_size}) must be at least the tokenizer's size "
-            f"({stream.vocab_size}); set model.vocab_size={-(-stream.vocab_size // 64) * 64}"
+            f"({stream.vocab_size}); set model.vocab_size={-(-stream.vocab_size // multiple) * multiple}"
         )
     recipe.grad_accum_steps(runtime.data_parallel_size)
 
 
 def announce(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:
-    """What is about to be trained, in three lines."""
+    """Log what will be trained, in three lines."""
     train, model = recipe.train, recipe.model
     accumulation = recipe.grad_accum_steps(runtime.data_parallel_size)
     log.info("run folder %s", RunFolder.of(recipe).root)
@@ -236,3 +311,9 @@ def announce(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:
         accumulation,
         train.micro_batch_size,
     )
+    if train.eval_every and train.eval_sequences and not stream.has_validation:
+        log.warning(
+            "train.eval_every is %d, but no source has validation documents, so there will be no validation loss; "
+            "build with a larger --validation-share or --validation FILES",
+            train.eval_every,
+        )

@@ -1,39 +1,42 @@
-"""Python's garbage collector, on a schedule of ours: at random moments it would stall one rank, and all wait for one.
+"""Python's garbage collector on a schedule that is the same on all ranks.
 
-What lives at the start lives to the end, so it is frozen: later collections pass over it. Tensors are freed by their
-reference counts all the same; only cycles wait for `collect`.
+A collection at a random moment stalls one rank, and all others wait for it. So automatic collection is off, and
+`collect` runs it after the same steps on every rank. Objects that exist when the run starts live until its end. They
+are frozen, so later collections do not scan them. Tensors are still freed by their reference counts; only reference
+cycles wait for `collect`.
 """
 
 import gc
 
-EVERY = 200
-"""Steps between collections."""
+STEPS_BETWEEN = 200
+"""Optimizer steps between two collections."""
 
 
 def pause() -> None:
-    """First of all in a process: imports leave next to no garbage, and looking for it takes a tenth of their time."""
+    """Turn off automatic collection. Call it first in a process: imports leave almost no garbage, and a tenth of their
+    time would go into the search for it."""
     gc.disable()
 
 
-def keep_imports() -> None:
-    """When all is imported: `freeze` need not look through it."""
+def freeze_imports() -> None:
+    """Exempt everything imported so far from collection, so that `freeze` does not scan it."""
     gc.freeze()
 
 
 def freeze() -> None:
-    """Once, when the run is set up and before its first step."""
+    """Collect once and exempt all that is left. Call it when the run is set up, before its first step."""
     gc.collect()
     gc.freeze()
     gc.disable()
 
 
-def thaw() -> None:
-    """When the run is over, for a process that lives on."""
+def unfreeze() -> None:
+    """Restore automatic collection of all objects, for a process that continues after the run."""
     gc.unfreeze()
     gc.enable()
 
 
 def collect(step: int) -> None:
-    """After each step. All ranks collect after the same one."""
-    if step % EVERY == 0:
+    """Collect if this step is due. Call it after each step; all ranks then collect after the same steps."""
+    if step % STEPS_BETWEEN == 0:
         gc.collect()

@@ -1,11 +1,11 @@
-"""Faults on purpose, for tests: by name, at a rank, a step and a phase of the loop. Nothing happens unless asked for.
+"""Faults injected for tests: by name, at a rank, a step and a phase of the loop. By default nothing is injected.
 
 The environment variable KEEPSTEP_FAULTS holds JSON:
 
     {"marks": FOLDER, "faults": [{"fault": "kill", "rank": 1, "step": 7, "phase": "forward"}, ...]}
 
-A fault strikes where its rank enters its phase with `step` optimizer steps done, and only once in all attempts: a file
-in FOLDER marks that it has.
+A fault is injected when its rank enters its phase with `step` optimizer steps finished. It is injected once over all
+attempts of the run: a file in FOLDER, named by the fault's number in the list, marks it as done.
 """
 
 import ctypes
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from parallel.engine import Engine
+from train.checkpoint.stores.steps import newest_step, step_name
 
 log = logging.getLogger(__name__)
 
@@ -46,68 +47,77 @@ NAMES = (*SIGNALS, *DAMAGES, *WRITES, *OTHERS)
 
 @dataclass(frozen=True)
 class Fault:
+    """One fault to inject."""
+
     fault: str
+    """One of NAMES."""
     rank: int
     step: int
+    """Optimizer steps finished when the fault is injected."""
     phase: str
     mark: Path
+    """File that exists once the fault has been injected."""
 
 
-class Faults:
-    """This rank's faults that have not struck yet."""
+class FaultInjector:
+    """This rank's faults that have not been injected yet.
+
+    `env`: the environment, which may hold the variable KEEPSTEP_FAULTS. `checkpoints`: the run's checkpoint folder."""
 
     def __init__(self, env: Mapping[str, str], rank: int, checkpoints: Path) -> None:
-        asked = json.loads(env.get(VARIABLE, "{}"))
+        request = json.loads(env.get(VARIABLE, "{}"))
         self._checkpoints = checkpoints
         self._engine: Any = None
-        self._left: list[Fault] = []
-        for number, described in enumerate(asked.get("faults", [])):
-            fault = Fault(**described, mark=Path(asked["marks"]) / str(number))
+        self._pending: list[Fault] = []
+        for number, described in enumerate(request.get("faults", [])):
+            fault = Fault(**described, mark=Path(request["marks"]) / str(number))
             assert fault.fault in NAMES, fault
             if fault.rank == rank and not fault.mark.exists():
-                self._left.append(fault)
+                self._pending.append(fault)
 
-    def arm(self, engine: Engine) -> None:
-        """Tell which engine's numbers go wrong."""
+    def attach(self, engine: Engine) -> None:
+        """Set the engine whose gradients and weights the faults corrupt."""
         self._engine = engine
 
-    def strike(self, phase: str, step: int) -> None:
-        """This rank enters a phase."""
-        for fault in [fault for fault in self._left if (fault.phase, fault.step) == (phase, step)]:
-            self._left.remove(fault)
+    def inject(self, phase: str, step: int) -> None:
+        """Inject the faults that are due as this rank enters a phase with `step` optimizer steps finished."""
+        for fault in [fault for fault in self._pending if (fault.phase, fault.step) == (phase, step)]:
+            self._pending.remove(fault)
             fault.mark.touch(exist_ok=False)
-            log.warning("fault on purpose: %s in phase %s after %d steps", fault.fault, phase, step)
-            self._inject(fault.fault)
+            log.warning("injected fault: %s in phase %s after %d steps", fault.fault, phase, step)
+            self._apply(fault.fault)
 
-    def _inject(self, fault: str) -> None:
+    def _apply(self, fault: str) -> None:
         if fault in SIGNALS:
             os.kill(os.getpid(), SIGNALS[fault])
         elif fault in DAMAGES:
-            damage(self._checkpoints, fault)
+            damage_newest_checkpoint(self._checkpoints, fault)
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault in WRITES:
-            _spoil_next_write(fault)
+            _fail_next_write(fault)
         elif fault == "raise":
-            raise RuntimeError("a fault on purpose")
+            raise RuntimeError("injected fault")
         elif fault == "hang":
             time.sleep(3600)
         elif fault == "nan_gradient":
-            spoil_next_gradient(self._engine)
+            corrupt_next_gradient(self._engine)
         elif fault == "flipped_weight":
-            _flip_a_weight(self._engine)
+            _flip_weight_bit(self._engine)
         elif fault == "dead_data_thread":
-            _end_thread("keepstep-prefetch")
+            _raise_in_threads("keepstep-prefetch")
         elif fault == "clock_jump":
-            true_time = time.time
-            time.time = lambda: true_time() - 7200.0
+            original_time = time.time
+            time.time = lambda: original_time() - 7200.0
 
 
-def damage(checkpoints: Path, fault: str) -> Path | None:
-    """Harm the newest checkpoint as a bad disk or a careless hand would; the file. None if there is none yet."""
-    found = sorted(checkpoints.glob("step-*"))
-    if not found:
+def damage_newest_checkpoint(checkpoints: Path, fault: str) -> Path | None:
+    """Damage the newest checkpoint as a bad disk or a user's mistake would.
+
+    Returns the damaged file, or None if there is no checkpoint yet. `fault`: one of DAMAGES."""
+    step = newest_step(checkpoints)
+    if step is None:
         return None
-    newest = found[-1]
+    newest = checkpoints / step_name(step)
     if fault == "left_over":
         partial = newest.with_name(f".{newest.name}.partial-dead")
         shutil.copytree(newest, partial)
@@ -128,21 +138,21 @@ def damage(checkpoints: Path, fault: str) -> Path | None:
     return path
 
 
-def _spoil_next_write(fault: str) -> None:
-    """The next file of a checkpoint that this process writes."""
+def _fail_next_write(fault: str) -> None:
+    """Make this process fail in, or be slow with, the next checkpoint file that it writes."""
     from train.checkpoint.stores.local import LocalFolder
 
-    true_write = LocalFolder.write
+    original_write = LocalFolder.write
 
     def write(self: Any, name: str, parts: Any) -> None:
-        LocalFolder.write = true_write
+        LocalFolder.write = original_write
         if fault == "kill_in_write":
             self.path.mkdir(exist_ok=True)
             (self.path / name).write_bytes(b"".join(bytes(part) for part in parts)[:-1000])
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "slow_write":
             time.sleep(2.0)
-            true_write(self, name, parts)
+            original_write(self, name, parts)
             return
         number = errno.ENOSPC if fault == "no_space" else errno.EIO
         raise OSError(number, os.strerror(number), str(self.path / name))
@@ -150,39 +160,39 @@ def _spoil_next_write(fault: str) -> None:
     LocalFolder.write = write
 
 
-def spoil_next_gradient(engine: Any) -> None:
-    """One weight is not a number while the next gradients are computed, and is put back afterwards."""
-    true_forward_backward = engine.forward_backward
-    weight = _a_weight(engine)
-    kept = weight.clone()
+def corrupt_next_gradient(engine: Any) -> None:
+    """Set one weight to NaN while the next gradients are computed, and restore it afterwards."""
+    original_forward_backward = engine.forward_backward
+    weight = _last_weight(engine)
+    saved = weight.clone()
 
     def forward_backward(*arguments: Any, **options: Any) -> torch.Tensor:
-        engine.forward_backward = true_forward_backward
+        engine.forward_backward = original_forward_backward
         weight.fill_(float("nan"))
         try:
-            return true_forward_backward(*arguments, **options)
+            return original_forward_backward(*arguments, **options)
         finally:
-            weight.copy_(kept)
+            weight.copy_(saved)
 
     engine.forward_backward = forward_backward
 
 
-def _flip_a_weight(engine: Any) -> None:
-    """One bit of one weight in this rank's memory, as a cosmic ray or a bad core would."""
-    _a_weight(engine).view(torch.int32).bitwise_xor_(1 << 12)
+def _flip_weight_bit(engine: Any) -> None:
+    """Flip one bit of one weight in this rank's memory, as a cosmic ray or a faulty core would."""
+    _last_weight(engine).view(torch.int32).bitwise_xor_(1 << 12)
 
 
-def _a_weight(engine: Any) -> torch.Tensor:
-    """The first element that this rank holds of the last weight by name (the last norm's), shape (1,)."""
+def _last_weight(engine: Any) -> torch.Tensor:
+    """This rank's first element of the weight whose name sorts last (the final norm's). Shape (1,)."""
     tensors = engine.state()
     last = tensors[max(name for name in tensors if name.startswith("model."))]
     local = last.to_local() if hasattr(last, "to_local") else last
     return local.view(-1)[:1]
 
 
-def _end_thread(name: str) -> None:
-    """As an error that nobody foresaw in a thread whose name starts so."""
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith(name)]
-    assert threads, f"no thread is called {name}: {[thread.name for thread in threading.enumerate()]}"
+def _raise_in_threads(prefix: str) -> None:
+    """Raise MemoryError in every thread whose name starts with `prefix`, like an unforeseen error."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]
+    assert threads, f"no thread is called {prefix}: {[thread.name for thread in threading.enumerate()]}"
     for thread in threads:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(MemoryError))

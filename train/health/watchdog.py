@@ -1,21 +1,25 @@
-"""Notices ranks that hang or are slow, says which and where, and ends a run that does not get on.
+"""Detects hangs and stragglers, names the rank and its location, and aborts a run that makes no progress.
 
-The main thread tells each phase that it enters (`beat`), which costs nothing. A thread tells the others every couple
-of seconds, through a store that rank 0 serves (not through collectives, which may be what hangs). Rank 0 watches all
-ranks, and every rank watches whether the store, that is rank 0, still answers. If no rank gets on for
-`train.hang_seconds`, the late one is named, all ranks write their stacks to `logs/stacks-rank-N.txt`, and all leave;
-the launcher starts them again. Only the monotonic clock is read, and a pause of the watcher itself counts for no more
-than one round.
+The main thread reports each phase that it enters (`enter_phase`), which costs almost nothing. A second thread sends a
+heartbeat every few seconds through a store that rank 0 serves. It does not use collectives, because they may be what
+hangs. Rank 0 monitors all ranks. Every rank monitors whether the store still answers, that is, whether rank 0 is alive.
+If no rank makes progress for `train.hang_seconds`, the watchdog names the rank that blocks the run. All ranks write
+their stacks to `logs/stacks-rank-N.txt` and exit, and the launcher restarts them. Only the monotonic clock is read. A
+pause of the watchdog itself counts for at most two heartbeat intervals.
 
-Rank 0 also keeps RUN/status.json:
+Rank 0 also writes RUN/status.json:
 
-    {"time": ..., "step": ..., "idle_seconds": seconds since any rank got on, "slow": [ranks],
+    {"time": ..., "step": ..., "idle_seconds": seconds since any rank made progress, "slow": [ranks],
      "ranks": [{"rank", "host", "pid", "phase", "step", "where", "silent_seconds", "step_seconds", "data_seconds",
                 "probe_seconds"}, ...]}
 
-`step_seconds` and `data_seconds` are a step's, `probe_seconds` is what the same small matrix product took. A rank is
-slow if its probe took more than 1.5 times the median of all in several rounds of the log one after the other.
+`step_seconds` and `data_seconds` belong to one step. `probe_seconds` is the time of a small matrix product, the same on
+every rank. A rank is a straggler (`slow`) if its probe took more than 1.5 times the median of all ranks in three
+consecutive reports.
 """
+
+# torch.distributed does not export its stores as its documentation does.
+# pyright: reportPrivateImportUsage=false
 
 import faulthandler
 import json
@@ -31,23 +35,28 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from parallel.bootstrap import leave_at_once
 from train.exit_codes import FAILED
-from train.health.heartbeats import Beat, Late, Watch
+from train.health.heartbeats import Hang, Heartbeat, RankMonitor
 
 log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 10.0
+"""Seconds between two versions of status.json."""
 GRACE_SECONDS = 5.0
-"""How long ranks wait for what others still have to say before they leave."""
+"""Seconds that ranks wait for the messages of others before they exit."""
+_NOT_IN_STATUS = ("phases_entered", "blocks_moved", "sequence")
 
 
 class Watchdog:
-    """Beats from when it is made until `close`."""
+    """This rank's heartbeats and hang detection, active from construction until `close`.
+
+    `record` writes an event; it is called on rank 0 alone."""
 
     def __init__(
         self,
@@ -61,116 +70,118 @@ class Watchdog:
     ) -> None:
         self._status_file, self._logs, self._record = status, logs, record
         self._hang_seconds = hang_seconds
-        # Rank 0 reads all messages; at thousands of ranks they come more rarely, so that it has time for its own work.
-        self._pulse_seconds = min(max(2.0, world_size / 500), hang_seconds / 10)
-        self._mine = Beat(rank, socket.gethostname(), os.getpid())
-        self._phase, self._step, self._count, self._moved = "start", 0, 0, 0
+        # Rank 0 reads all messages. With thousands of ranks they are sent less often, so that it can keep up.
+        self._interval_seconds = min(max(2.0, world_size / 500), hang_seconds / 10)
+        self._own = Heartbeat(rank, socket.gethostname(), os.getpid())
+        self._phase, self._step, self._phases_entered, self._blocks_moved = "start", 0, 0, 0
         self._pace: dict[str, float] = {}
-        self._watch = Watch(world_size)
-        self._store = _store()
-        self._head: Beat | None = None
+        self._monitor = RankMonitor(world_size)
+        self._store = _connect_to_store()
+        self._rank_0: Heartbeat | None = None
         self._rounds = 0
-        self._named: list[int] = []
+        self._reported_stragglers: list[int] = []
         self._last_status = 0.0
         self._closed = threading.Event()
-        self._ending = threading.Lock()
-        for work in (self._talk, self._mind_rank_0):
+        self._aborting = threading.Lock()
+        for work in (self._exchange_heartbeats, self._watch_rank_0):
             threading.Thread(target=work, name=f"watchdog{work.__name__}", daemon=True).start()
 
-    def beat(self, phase: str, step: int) -> None:
-        """The main thread enters a phase. `step`: optimizer steps done."""
+    def enter_phase(self, phase: str, step: int) -> None:
+        """Report that the main thread enters a phase with `step` optimizer steps finished."""
         self._phase, self._step = phase, step
-        self._count += 1
+        self._phases_entered += 1
 
-    def alive(self) -> None:
-        """Still in the same phase, but getting on, as long reads and writes do. From any thread."""
-        self._moved += 1
+    def report_activity(self) -> None:
+        """Report progress within a phase, as long reads and writes do. Any thread may call this."""
+        self._blocks_moved += 1
 
-    def note(self, step_seconds: float, data_seconds: float, probe_seconds: float) -> None:
-        """How fast this rank is, told from time to time."""
+    def report_pace(self, step_seconds: float, data_seconds: float, probe_seconds: float) -> None:
+        """Report how fast this rank currently is."""
         self._pace = {"step_seconds": step_seconds, "data_seconds": data_seconds, "probe_seconds": probe_seconds}
 
-    def failed(self) -> None:
-        """This rank is about to leave because of an error; the others need not wait for it. Not collective."""
+    def report_failure(self) -> None:
+        """Tell the other ranks that this rank exits because of an error, so that they do not wait. Not collective."""
         self._closed.set()
         try:
-            self._store.set("failed", str(self._mine.rank))
+            self._store.set("failed", str(self._own.rank))
         except RuntimeError:
-            return  # rank 0 is gone, and so the others will know
+            return  # rank 0 is gone, so the other ranks notice by themselves
 
     def close(self) -> None:
-        """From here on nobody is watched, and rank 0 may go. Not collective."""
+        """Stop monitoring; rank 0 may exit from now on. Not collective."""
         self._closed.set()
 
-    def _talk(self) -> None:
+    def _exchange_heartbeats(self) -> None:
         last = time.monotonic()
         try:
-            while not self._closed.wait(self._pulse_seconds):
+            while not self._closed.wait(self._interval_seconds):
                 now = time.monotonic()
-                self._round(min(now - last, 2 * self._pulse_seconds))
+                self._round(min(now - last, 2 * self._interval_seconds))
                 last = now
                 self._rounds += 1
-        except RuntimeError as error:  # the store's connection broke
-            self._leave_after_grace(f"lost rank 0, which keeps the ranks together ({error})")
+        except RuntimeError as error:  # the connection to the store broke
+            self._exit_after_grace(f"lost the connection to rank 0, which serves the store ({error})")
 
     def _round(self, elapsed: float) -> None:
-        self._mine = replace(
-            self._mine,
+        """Send this rank's heartbeat and read the messages of the others."""
+        self._own = replace(
+            self._own,
             phase=self._phase,
             step=self._step,
-            count=self._count,
-            moved=self._moved,
-            pulse=self._mine.pulse + 1,
-            where=_where(),
+            phases_entered=self._phases_entered,
+            blocks_moved=self._blocks_moved,
+            sequence=self._own.sequence + 1,
+            location=_location(),
             **self._pace,
         )
-        self._store.set(f"beat/{self._mine.rank}", json.dumps(asdict(self._mine)))
-        if self._store.check(["late"]):
-            self._end(Late(**json.loads(self._store.get("late"))))
+        self._store.set(f"heartbeat/{self._own.rank}", json.dumps(asdict(self._own)))
+        if self._store.check(["hang"]):
+            self._abort(Hang(**json.loads(self._store.get("hang"))))
         if self._store.check(["failed"]):
-            self._leave_after_grace(f"rank {self._store.get('failed').decode()} failed")
-        if self._mine.rank == 0:
+            self._exit_after_grace(f"rank {self._store.get('failed').decode()} failed")
+        if self._own.rank == 0:
             self._watch_all(elapsed)
-        elif self._head is None and self._store.check(["beat/0"]):
-            self._head = Beat(**json.loads(self._store.get("beat/0")))
+        elif self._rank_0 is None and self._store.check(["heartbeat/0"]):
+            self._rank_0 = Heartbeat(**json.loads(self._store.get("heartbeat/0")))
 
     def _watch_all(self, elapsed: float) -> None:
-        """Rank 0 alone."""
-        keys = [f"beat/{rank}" for rank in range(self._watch.world_size)]
+        """Check all ranks. Only rank 0 calls this."""
+        keys = [f"heartbeat/{rank}" for rank in range(self._monitor.world_size)]
         if not self._store.check(keys):
             keys = [key for key in keys if self._store.check([key])]
-        beats = [Beat(**json.loads(value)) for value in self._store.multi_get(keys)]
-        self._watch.see({beat.rank: beat for beat in beats}, elapsed)
-        if late := self._watch.late(self._hang_seconds):
-            self._store.set("late", json.dumps(asdict(late)))
-            self._end(late)
-        self._name_slow_ranks()
+        heartbeats = [Heartbeat(**json.loads(value)) for value in self._store.multi_get(keys)]
+        self._monitor.update({heartbeat.rank: heartbeat for heartbeat in heartbeats}, elapsed)
+        if hang := self._monitor.find_hang(self._hang_seconds):
+            self._store.set("hang", json.dumps(asdict(hang)))
+            self._abort(hang)
+        self._report_stragglers()
         if time.monotonic() - self._last_status > STATUS_SECONDS:
             self._last_status = time.monotonic()
             self._write_status()
 
-    def _name_slow_ranks(self) -> None:
-        slow = self._watch.slow()
-        for rank in set(slow) - set(self._named):
-            beat = self._watch.beats[rank]
-            usual = median(beat.probe_seconds for beat in self._watch.beats.values())
+    def _report_stragglers(self) -> None:
+        stragglers = self._monitor.stragglers()
+        for rank in set(stragglers) - set(self._reported_stragglers):
+            one = self._monitor.heartbeats[rank]
+            usual = median(other.probe_seconds for other in self._monitor.heartbeats.values())
             log.warning(
-                "rank %d on %s is slow: %.2f ms for what takes the others %.2f ms",
-                *(rank, beat.host, 1e3 * beat.probe_seconds, 1e3 * usual),
+                "rank %d on %s is a straggler: its probe took %.2f ms, the median rank's %.2f ms",
+                *(rank, one.host, 1e3 * one.probe_seconds, 1e3 * usual),
             )
-            self._record("slow_rank", rank=rank, host=beat.host, probe_seconds=beat.probe_seconds, median_seconds=usual)
-        self._named = slow
+            self._record("slow_rank", rank=rank, host=one.host, probe_seconds=one.probe_seconds, median_seconds=usual)
+        self._reported_stragglers = stragglers
 
     def _write_status(self) -> None:
-        ranks = []
-        for rank, beat in sorted(self._watch.beats.items()):
-            shown = asdict(beat) | {"silent_seconds": round(self._watch.silent[rank], 1)}
-            ranks.append({name: value for name, value in shown.items() if name not in ("count", "moved", "pulse")})
+        ranks: list[dict[str, Any]] = []
+        for rank, heartbeat in sorted(self._monitor.heartbeats.items()):
+            shown = asdict(heartbeat) | {"silent_seconds": round(self._monitor.silent_seconds[rank], 1)}
+            shown["where"] = shown.pop("location")
+            ranks.append({name: value for name, value in shown.items() if name not in _NOT_IN_STATUS})
         status = {
             "time": round(time.time(), 3),
             "step": self._step,
-            "idle_seconds": round(self._watch.idle_seconds, 1),
-            "slow": self._watch.slow(),
+            "idle_seconds": round(self._monitor.idle_seconds, 1),
+            "slow": self._monitor.stragglers(),
             "ranks": ranks,
         }
         try:
@@ -180,44 +191,44 @@ class Watchdog:
         except OSError as error:
             log.warning("%s was not written: %s", self._status_file, error)
 
-    def _mind_rank_0(self) -> None:
-        """If the talks stand still, the store does not answer: rank 0 is stopped, or cut off."""
+    def _watch_rank_0(self) -> None:
+        """Abort if no exchange of heartbeats completes: then rank 0 is stopped or unreachable."""
         silent, rounds = 0.0, 0
         last = time.monotonic()
-        while not self._closed.wait(self._pulse_seconds):
+        while not self._closed.wait(self._interval_seconds):
             now = time.monotonic()
-            silent += min(now - last, 2 * self._pulse_seconds)
+            silent += min(now - last, 2 * self._interval_seconds)
             last = now
             if self._rounds != rounds:
                 silent, rounds = 0.0, self._rounds
             if silent > 1.2 * self._hang_seconds:
-                place = f" (process {self._head.pid} on {self._head.host})" if self._head else ""
-                self._end(Late(0, f"rank 0{place} has not answered for {silent:.0f} s: it is stopped or cut off"))
+                process = f" (process {self._rank_0.pid} on {self._rank_0.host})" if self._rank_0 else ""
+                self._abort(Hang(0, f"rank 0{process} has not answered for {silent:.0f} s: stopped or unreachable"))
 
-    def _end(self, late: Late) -> None:
-        """Say who is late, write all stacks, show the late rank's, leave."""
-        if not self._ending.acquire(blocking=False):
-            threading.Event().wait()  # the other thread sees to it
+    def _abort(self, hang: Hang) -> None:
+        """Log the hang, write all stacks, log the blocking rank's stack, and exit."""
+        if not self._aborting.acquire(blocking=False):
+            threading.Event().wait()  # the other thread aborts the process
         try:
-            log.error("%s; all ranks leave", late.why)
+            log.error("%s; all ranks exit", hang.reason)
             self._write_stacks()
-            self._show_stack_of(late)
+            self._log_stack_of(hang)
         finally:
             leave_at_once(FAILED)
 
-    def _show_stack_of(self, late: Late) -> None:
-        """In the log of the late rank and in rank 0's."""
-        mine = self._mine.rank
-        if mine == late.rank:
-            log.error("rank %d stands here:\n%s", mine, main_stack())
-        if mine == 0:
-            self._record("hang", rank=late.rank, why=late.why)
-            if late.rank not in (0, None) and self._wait_for("stack"):
-                log.error("rank %d stands here:\n%s", late.rank, self._store.get("stack").decode())
+    def _log_stack_of(self, hang: Hang) -> None:
+        """Write the blocking rank's stack to its own log and to rank 0's."""
+        rank = self._own.rank
+        if rank == hang.rank:
+            log.error("stack of rank %d:\n%s", rank, main_stack())
+        if rank == 0:
+            self._record("hang", rank=hang.rank, why=hang.reason)
+            if hang.rank not in (0, None) and self._wait_for("stack"):
+                log.error("stack of rank %d:\n%s", hang.rank, self._store.get("stack").decode())
         else:
-            if mine == late.rank:
+            if rank == hang.rank:
                 self._store.set("stack", main_stack())
-            self._closed.wait(GRACE_SECONDS if late.rank != 0 else 1.0)  # rank 0 speaks last
+            self._closed.wait(GRACE_SECONDS if hang.rank != 0 else 1.0)  # rank 0 writes to the log last
 
     def _wait_for(self, key: str) -> bool:
         deadline = time.monotonic() + GRACE_SECONDS
@@ -230,31 +241,33 @@ class Watchdog:
     def _write_stacks(self) -> None:
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            with (self._logs / f"stacks-rank-{self._mine.rank}.txt").open("w", encoding="utf-8") as file:
+            with (self._logs / f"stacks-rank-{self._own.rank}.txt").open("w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as error:
             log.warning("the stacks were not written: %s", error)
 
-    def _leave_after_grace(self, why: str) -> None:
-        """The main thread notices by itself where its collectives can fail; where they cannot, it is ended here."""
+    def _exit_after_grace(self, reason: str) -> None:
+        """Exit, unless the main thread closes the watchdog first. A collective that fails ends the main thread; one
+        that cannot fail would wait forever."""
         if self._closed.wait(GRACE_SECONDS):
             return
-        log.error("%s; leaving", why)
+        log.error("%s; this rank exits", reason)
         leave_at_once(FAILED)
 
 
-def _store() -> dist.Store:
-    """A connection of its own to the store that the ranks met at, so that no wait of the main thread blocks it."""
+def _connect_to_store() -> dist.Store:
+    """A separate connection to the rendezvous store, so that no wait of the main thread blocks it."""
     if not dist.is_initialized():
         return dist.HashStore()
-    return dist.PrefixStore("watchdog", dist.distributed_c10d._get_default_store().clone())  # pyright: ignore[reportAttributeAccessIssue]
+    return dist.PrefixStore("watchdog", dist.distributed_c10d._get_default_store().clone())  # pyright: ignore
 
 
 def _main_frame() -> FrameType | None:
-    return sys._current_frames().get(threading.main_thread().ident or 0)
+    return sys._current_frames().get(threading.main_thread().ident or 0)  # pyright: ignore[reportPrivateUsage]
 
 
-def _where() -> str:
+def _location() -> str:
+    """Module, line and function that the main thread executes."""
     frame = _main_frame()
     if frame is None:
         return "no frame"
@@ -262,17 +275,17 @@ def _where() -> str:
 
 
 def main_stack() -> str:
-    """Of the main thread, seen from another one."""
+    """The main thread's stack, formatted like a traceback. Any thread may call this."""
     return "".join(traceback.format_stack(_main_frame()))
 
 
-def lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Whether the error only says that another rank is gone."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 class Probe:
-    """The same small matrix product on every rank, timed."""
+    """A small matrix product, the same on every rank, whose time shows how fast a rank computes."""
 
     def __init__(self, device: torch.device) -> None:
         size = 128 if device.type == "cpu" else 2048
@@ -280,7 +293,7 @@ class Probe:
         self._a = torch.ones(size, size, device=device)
 
     def seconds(self) -> float:
-        """The best of three."""
+        """Seconds of the fastest of three products. Synchronizes with the device."""
         best = float("inf")
         for _ in range(3):
             started = time.perf_counter()

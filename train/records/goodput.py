@@ -1,23 +1,27 @@
-"""Where the time of a run went, over all its attempts. Pure: lines of events.jsonl and metrics.jsonl in, seconds out.
+"""Computes where the time of a run went, over all its attempts. Pure: the events of events.jsonl in, seconds out.
 
-Each metrics record holds the seconds by kind since the record before it (`train.records.clock`) and the
-number of its attempt.
-The event `started` begins an attempt; `booked`, and `finished` or `stopped` at its end, hold its seconds by kind since
-the event of these before. `uptime` of an event is the seconds since its process began. What neither tells is derived:
+The events are the only source. These carry what is needed:
 
-lost_work    what went into records of steps that were trained again later, and the time between the last record of an
-             attempt and its last event (a hang, say)
-down         from the last that an attempt wrote to the start of the next one's processes; the only kind that is read
-             off the wall clock
+| event                 | what it carries                                                                           |
+| --------------------- | ----------------------------------------------------------------------------------------- |
+| `started`             | begins an attempt; `previous` is the last metrics record of the attempt before            |
+| `booked`              | the seconds by kind since the attempt's entry before, and the `step` reached with them     |
+| `finished`, `stopped` | the same, at the end of the attempt                                                       |
+| `resumed`             | the `step` of the checkpoint that the run continues from; later steps are computed again  |
 
-The next attempt writes it to events.jsonl as `settled`, which may take from one kind what it gives to `lost_work`; so
-the sum of `seconds` over these four kinds of events is the account of the whole run.
+An entry is written after the first step of an attempt, at each save, before a roll-back and at the end. Checkpoints are
+loaded at saved steps only, so each entry is either kept or lost as a whole. Two kinds of time are derived:
 
-The goodput is the share of all seconds in which kept steps were computed.
+lost_work    seconds of entries after the step that the run resumed from, and the time between an attempt's last entry
+             and its last sign of life (a hang, for example)
+down         from the last sign of life of an attempt to the start of the next one's processes; the only kind that is
+             read from the wall clock
+
+Goodput is the share of all seconds in which steps that were kept were computed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 ORDER: tuple[str, ...] = (
@@ -30,104 +34,160 @@ ORDER: tuple[str, ...] = (
     "lost_work",
     "down",
 )
-BOOKED = ("booked", "finished", "stopped")
-"""Events that hold seconds of their own attempt."""
-STAYS = ("start", "compile")
-"""Kinds that are what they are even if the steps after them were lost."""
+ENTRIES = ("booked", "finished", "stopped")
+"""Events that carry seconds of their own attempt."""
+NEVER_LOST = ("start", "compile")
+"""Kinds that keep their name even if the steps after them were lost."""
 
 
 @dataclass(frozen=True)
 class Account:
+    """Seconds and steps of a run, over all its attempts."""
+
     seconds: dict[str, float]
-    """By the kinds of ORDER."""
+    """Seconds by kind, in the order of ORDER."""
     attempts: int
     kept_steps: int
     lost_steps: int
 
     @property
     def total(self) -> float:
+        """All seconds from the first start to the last sign of life."""
         return sum(self.seconds.values())
 
     @property
     def goodput(self) -> float:
+        """Share of all seconds in which kept steps were computed, from 0 to 1."""
         return self.seconds["step"] / self.total if self.total else 0.0
 
 
-def account(
-    events: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str, Any]], resumed: int | None = None
-) -> Account:
-    """Events and records in the order in which they were written.
+def account(events: Iterable[Mapping[str, Any]], newest: Mapping[str, Any] | None = None) -> Account:
+    """Return the account of a run from its events, in the order in which they were written.
 
-    `resumed`: the last attempt lives, books its own seconds, and goes on from this step."""
-    attempts = _attempts(events)
-    timed = [record for record in records if "seconds" in record]
-    recorded = {number: dict.fromkeys(ORDER, 0.0) for number in attempts}
-    for record in timed:
-        if record["attempt"] in recorded:  # not if a full disk lost that event
-            _add(recorded[record["attempt"]], record["seconds"])
-    seconds = dict.fromkeys(ORDER, 0.0)
-    end: float | None = None
-    for number, attempt in attempts.items():
-        began = attempt[0]["time"] - attempt[0]["uptime"]
-        if end is not None:
-            seconds["down"] += max(0.0, began - end)
-        spent = _spent(attempt, recorded[number], ended=resumed is None or number != max(attempts))
-        _add(seconds, spent)
-        end = began + sum(spent.values())
-    kept = _kept(timed, resumed)
-    for record in (record for record, stays in zip(timed, kept, strict=True) if not stays):
-        for kind in record["seconds"].keys() - STAYS:
-            seconds[kind] -= record["seconds"][kind]
-            seconds["lost_work"] += record["seconds"][kind]
-    return Account(seconds, len(attempts), sum(kept), len(kept) - sum(kept))
-
-
-def unsettled(
-    events: Sequence[Mapping[str, Any]], records: Iterable[Mapping[str, Any]], resumed: int
-) -> dict[str, float]:
-    """What no event tells yet as the last attempt goes on from step `resumed`: by kind, above or below zero."""
-    told = dict.fromkeys(ORDER, 0.0)
+    `newest` is the last metrics record of a run that has not ended: time after its last entry counts as `step`."""
+    books = _Books()
     for event in events:
-        if event["kind"] in (*BOOKED, "settled"):
-            _add(told, event["seconds"])
-    spent = account(events, records, resumed).seconds
-    return {kind: round(spent[kind] - told[kind], 6) for kind in ORDER if abs(spent[kind] - told[kind]) >= 1e-6}
+        books.read(event)
+    books.end_attempt(newest, in_progress=newest is not None)
+    return Account(books.seconds(), books.attempts, books.kept_steps(), books.lost_steps)
 
 
-def _spent(attempt: list[Mapping[str, Any]], recorded: dict[str, float], ended: bool) -> dict[str, float]:
-    """By one attempt, as its events and the sum of its records tell; up to its last word if it has ended."""
-    booked = dict.fromkeys(ORDER, 0.0)
-    for event in attempt:
-        if event["kind"] in BOOKED:
-            _add(booked, event["seconds"])
-    spent = {kind: max(booked[kind], recorded[kind]) for kind in ORDER}  # both from its start on; one got further
-    if ended:
-        silent = max(0.0, attempt[-1]["uptime"] - sum(spent.values()))
-        spent["lost_work" if any(recorded.values()) else "start"] += silent
-    return spent
-
-
-def _add(seconds: dict[str, float], more: Mapping[str, float]) -> None:
-    for kind, amount in more.items():
-        seconds[kind] += amount
-
-
-def _attempts(events: Iterable[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
-    """The events of each attempt, from its `started` on."""
-    attempts: dict[int, list[Mapping[str, Any]]] = {}
-    current: list[Mapping[str, Any]] = []
+def seconds_of_attempts(events: Iterable[Mapping[str, Any]]) -> float:
+    """Return the seconds from start to last event of all attempts together, without the time between them."""
+    total = newest = 0.0
     for event in events:
         if event["kind"] == "started":
-            current = attempts[event["attempt"]] = []
-        current.append(event)
-    return attempts
+            total, newest = total + newest, 0.0
+        newest = max(newest, event.get("uptime", 0.0))
+    return total + newest
 
 
-def _kept(records: list[Mapping[str, Any]], resumed: int | None) -> list[bool]:
-    """Whether the run has not gone back to before it since."""
-    kept = []
-    lowest = float("inf") if resumed is None else resumed + 1
-    for record in reversed(records):
-        kept.append(record["step"] < lowest)
-        lowest = min(lowest, record["step"])
-    return kept[::-1]
+@dataclass
+class _Entry:
+    """Seconds by kind in which a run got from one step to another."""
+
+    first: int
+    last: int
+    seconds: dict[str, float]
+
+
+@dataclass
+class _Attempt:
+    """One start of the run, from its `started` to its last sign of life."""
+
+    number: int
+    began: float
+    """Wall-clock time at which its processes started."""
+    uptime: float
+    """Seconds from then to its last event."""
+    spent: float = 0.0
+    """Seconds in its entries."""
+    step: int = 0
+    """Optimizer steps finished at its last entry."""
+    entries: int = 0
+    resumed: bool = False
+    """Whether the step that it continues from is known."""
+    ended: bool = False
+
+
+@dataclass
+class _Books:
+    """The fold over the events."""
+
+    attempts: int = 0
+    lost_steps: int = 0
+    _kept: list[_Entry] = field(default_factory=list[_Entry])
+    _other: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ORDER, 0.0))
+    """Seconds that belong to no kept entry."""
+    _now: _Attempt | None = None
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "started":
+            self._start_attempt(event)
+        if self._now is None:  # a full disk lost the event that began the attempt
+            return
+        self._now.uptime = max(self._now.uptime, event["uptime"])
+        if kind == "resumed":
+            self._continue_from(event["step"])
+        elif kind in ENTRIES:
+            self._enter(event)
+
+    def _start_attempt(self, event: Mapping[str, Any]) -> None:
+        began = event["time"] - event["uptime"]
+        if self._now is not None:
+            end = self.end_attempt(event.get("previous"))
+            self._other["down"] += max(0.0, began - end)
+        self.attempts += 1
+        self._now = _Attempt(event["attempt"], began, event["uptime"])
+
+    def _continue_from(self, step: int) -> None:
+        """Later steps will be computed again: what was spent on them is lost."""
+        assert self._now is not None
+        self._now.resumed, self._now.step = True, step
+        for entry in [entry for entry in self._kept if entry.last > step]:
+            self._kept.remove(entry)
+            self.lost_steps += entry.last - entry.first
+            for kind, seconds in entry.seconds.items():
+                self._other[kind if kind in NEVER_LOST else "lost_work"] += seconds
+
+    def _enter(self, event: Mapping[str, Any]) -> None:
+        assert self._now is not None
+        if not self._now.resumed and "step" in event:  # no checkpoint was found
+            self._continue_from(0)
+        step = event.get("step", self._now.step)
+        self._kept.append(_Entry(self._now.step, step, dict(event["seconds"])))
+        self._now.spent += sum(event["seconds"].values())
+        self._now.step = step
+        self._now.entries += 1
+        self._now.ended |= event["kind"] != "booked"
+
+    def end_attempt(self, newest: Mapping[str, Any] | None, in_progress: bool = False) -> float:
+        """Count the time after the last entry; return the wall-clock time of the last sign of life."""
+        now, self._now = self._now, None
+        if now is None:
+            return 0.0
+        end, step = now.uptime, now.step
+        if newest is not None and newest.get("attempt") == now.number:
+            end, step = max(end, newest.get("uptime", 0.0)), max(step, newest["step"])
+        silent = max(0.0, end - now.spent)
+        if not now.entries:
+            self._other["start"] += silent
+        elif in_progress and not now.ended:
+            self._kept.append(_Entry(now.step, step, {"step": silent}))
+        else:
+            self._other["lost_work"] += silent
+            self.lost_steps += step - now.step
+        return now.began + max(end, now.spent)
+
+    def seconds(self) -> dict[str, float]:
+        """Return all seconds by kind."""
+        sums = dict(self._other)
+        for entry in self._kept:
+            for kind, seconds in entry.seconds.items():
+                sums[kind] += seconds
+        return sums
+
+    def kept_steps(self) -> int:
+        """Return the number of steps that are part of the run as it is now."""
+        return sum(entry.last - entry.first for entry in self._kept)

@@ -1,6 +1,6 @@
-"""What a run tells while it goes: metrics.jsonl, TensorBoard, and a progress line.
+"""The metrics of a run: metrics.jsonl, TensorBoard, and a progress line.
 
-Only rank 0 writes. On a terminal the line is redrawn at every step; in a log whole lines come every `log_every` steps.
+Only rank 0 writes. On a terminal the line is redrawn at every step; in a log, whole lines come every `log_every` steps.
 """
 
 import contextlib
@@ -9,12 +9,16 @@ import logging
 import resource
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
+from train.records.clock import uptime
 from train.records.events import end_torn_line
+from train.records.progress import Progress
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -22,8 +26,55 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Speed:
+    """Turns the seconds of a step into speeds."""
+
+    tokens_per_step: int
+    flops_per_token: int
+    """Model FLOPs of the forward and backward pass, without recomputation."""
+    measured_peak: float
+    """FLOP per second of a large matrix product, measured on all ranks and added up."""
+    datasheet_peak: float | None
+    """FLOP per second of all devices by their datasheets; None if unknown, as for CPUs."""
+
+    def of_step(self, seconds: float) -> dict[str, float]:
+        """Return tokens and FLOP per second, the share of the measured peak, and MFU if the datasheet peak is known.
+
+        MFU: model FLOPs utilization (PaLM, Chowdhery et al. 2022, section 4.1)."""
+        flops = self.flops_per_token * self.tokens_per_step / seconds
+        speeds = {
+            "tokens_per_second": self.tokens_per_step / seconds,
+            "model_flops_per_second": flops,
+            "share_of_measured_peak": flops / self.measured_peak,
+        }
+        return speeds if self.datasheet_peak is None else speeds | {"mfu": flops / self.datasheet_peak}
+
+
+def step_record(
+    progress: Progress,
+    loss: float,
+    lr: float,
+    grad_norm: float,
+    seconds: Mapping[str, float],
+    speeds: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return the record of a finished step. `seconds`: by kind since the record before."""
+    return {
+        "loss": loss,
+        "lr": lr,
+        "grad_norm": grad_norm,
+        "tokens": progress.tokens,
+        "data_step": progress.data_step,
+        **speeds,
+        "memory_gib": peak_memory_gib(),
+        "seconds": dict(seconds),
+        "uptime": round(uptime(), 3),
+    }
+
+
 class Metrics:
-    """Writes one record a step; knows how fast the run goes."""
+    """Writes one record a step, and estimates the time left."""
 
     def __init__(
         self, jsonl: Path, tensorboard: Path, *, first_step: int, total_steps: int, log_every: int, enabled: bool
@@ -38,8 +89,8 @@ class Metrics:
         self._terminal = sys.stderr.isatty()
         self._step_seconds: float | None = None
 
-    def write(self, step: int, record: dict[str, Any], seconds: float) -> None:
-        """`record` holds plain numbers; `seconds` is how long the step took."""
+    def write_step(self, step: int, record: dict[str, Any], seconds: float) -> None:
+        """Write the record of a step (`step_record`) that took so many seconds, and show the progress line."""
         if self._file is None:
             return
         self._append(step, record)
@@ -53,10 +104,11 @@ class Metrics:
             log.info("%s", line)
 
     def write_evaluation(self, step: int, record: dict[str, float]) -> None:
+        """Write the result of an evaluation after a step."""
         self._append(step, record)
 
     def _append(self, step: int, record: dict[str, Any]) -> None:
-        """A full disk loses the record, not the run."""
+        """Write to the file and to TensorBoard. If the disk is full, the record is lost, but the run continues."""
         if self._file is None:
             return
         try:
@@ -66,12 +118,12 @@ class Metrics:
                 self._board = self._open_board()
             for name, value in record.items():
                 if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, step)
+                    self._board.add_scalar(name, value, step)  # pyright: ignore[reportUnknownMemberType]
         except OSError as error:
             log.warning("the metrics of step %d were not written: %s", step, error)
 
     def _open_board(self) -> "SummaryWriter":
-        """After the first step, which need not wait for what TensorBoard imports."""
+        """Import TensorBoard after the first step, so that the first step does not wait for the import."""
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(str(self._tensorboard), purge_step=self._first_step)
@@ -81,11 +133,12 @@ class Metrics:
         return (
             f"step {step}/{self._total_steps}  loss {record['loss']:.4f}  lr {record['lr']:.2e}  "
             f"grad norm {record['grad_norm']:.3f}  {record['tokens_per_second']:,.0f} tokens/s  "
-            f"{record['model_flops_per_second'] / 1e9:,.1f} GFLOP/s ({record['share_of_measured_peak']:.0%} of peak)  "
-            f"{record['memory_gib']:.2f} GiB  {time.strftime('%H:%M:%S', time.gmtime(left))} left"
+            f"{record['model_flops_per_second'] / 1e9:,.1f} GFLOP/s ({utilization(record)})  "
+            f"{record['memory_gib']:.2f} GiB  {time_left(left)} left"
         )
 
     def close(self) -> None:
+        """Close the files."""
         with contextlib.suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -93,8 +146,22 @@ class Metrics:
                 self._board.close()
 
 
-def peak_memory_gib(device: torch.device) -> float:
-    """Most memory this rank has held: the device's, or the process's on CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+def time_left(seconds: float) -> str:
+    """Return seconds as `HH:MM:SS`, with the days before it from a day on, such as `2 d 03:04:05`."""
+    days, rest = divmod(round(seconds), 86_400)
+    clock = time.strftime("%H:%M:%S", time.gmtime(rest))
+    return f"{days} d {clock}" if days else clock
+
+
+def utilization(record: Mapping[str, Any]) -> str:
+    """Return a record's MFU, or its share of the measured peak where the datasheet peak is not known."""
+    if "mfu" in record:
+        return f"MFU {record['mfu']:.1%}"
+    return f"{record['share_of_measured_peak']:.0%} of measured peak"
+
+
+def peak_memory_gib() -> float:
+    """Return the most memory that this rank has held: of its CUDA device, or of the process without one."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

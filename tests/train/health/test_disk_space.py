@@ -33,7 +33,9 @@ def recipe(steps: int = 1000, **checkpoint: int) -> Recipe:
         (recipe(keep_last=3), 9, 1),
     ],
 )
-def test_room_is_needed_for_what_is_kept_and_one_more(run: Recipe, present: int, checkpoints: int) -> None:
+def test_the_run_needs_space_for_the_checkpoints_that_it_keeps_and_one_more(
+    run: Recipe, present: int, checkpoints: int
+) -> None:
     assert space_needed(run, present) == checkpoints * BYTES_PER_PARAMETER * count_parameters(run.model)
 
 
@@ -43,7 +45,5 @@ def test_a_disk_that_is_too_small_is_refused_before_the_first_step(
     check_space(recipe(), tmp_path / "checkpoints")
     usage = shutil.disk_usage(tmp_path)._replace(free=space_needed(recipe(), 0) - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(
-        ConfigError, match=r"GiB free, but the checkpoints still to come need .* keep fewer checkpoints"
-    ):
+    with pytest.raises(ConfigError, match=r"GiB free, but the remaining checkpoints need .* keep fewer checkpoints"):
         check_space(recipe(), tmp_path / "checkpoints")

@@ -1,4 +1,4 @@
-"""Cycles are collected when we say, and not before."""
+"""Reference cycles are collected on the schedule, and not before."""
 
 import gc
 import weakref
@@ -6,36 +6,35 @@ from collections.abc import Iterator
 
 import pytest
 
-from train.health.garbage import EVERY, collect, freeze
+from train.health.garbage import STEPS_BETWEEN, collect, freeze, unfreeze
 
 
-class Knot:
-    """Refers to itself."""
+class Cycle:
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
-        self.me = self
+        self.itself = self
 
 
 @pytest.fixture(autouse=True)
-def thawed_afterwards() -> Iterator[None]:
+def normal_collection_afterwards() -> Iterator[None]:
     yield
-    gc.unfreeze()
-    gc.enable()
+    unfreeze()
 
 
-def test_cycles_wait_for_the_schedule_and_go_then() -> None:
+def test_cycles_are_collected_only_at_the_scheduled_step() -> None:
     freeze()
-    gone = weakref.ref(Knot())
+    cycle = weakref.ref(Cycle())
     for _ in range(10_000):
-        _ = [[]]  # would have set the collector off
-    for step in range(1, EVERY):
+        _ = [[]]  # would trigger automatic collection
+    for step in range(1, STEPS_BETWEEN):
         collect(step)
-        assert gone() is not None
-    collect(EVERY)
-    assert gone() is None
+        assert cycle() is not None
+    collect(STEPS_BETWEEN)
+    assert cycle() is None
 
 
-def test_what_lives_at_the_start_is_never_looked_at_again() -> None:
+def test_objects_that_exist_at_the_start_are_never_scanned_again() -> None:
     freeze()
     assert gc.get_freeze_count() > 0
     assert not gc.isenabled()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from train.records.events import EventLog, end_torn_line, read_jsonl
+from train.records.events import EventLog, end_torn_line, last_record, read_jsonl
 
 
 def test_events_are_lines_with_both_clocks(tmp_path: Path) -> None:
@@ -43,3 +43,12 @@ def test_a_disk_that_takes_no_events_does_not_end_the_run(tmp_path: Path, caplog
         record("saved", step=3)
     assert "an event was not written" in caplog.text
     assert '"step": 3' in caplog.text
+
+
+def test_the_last_record_with_a_key_is_found_at_the_end_of_a_long_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "attempt": 1}) for step in range(20_000)]
+    path.write_text("\n".join([*lines, json.dumps({"step": 20_000, "validation_loss": 1.0}), '{"step": 20_0']))
+    assert last_record(path, "attempt") == {"step": 19_999, "attempt": 1}
+    assert last_record(path, "nothing") is None
+    assert last_record(tmp_path / "absent.jsonl", "attempt") is None

@@ -1,0 +1,50 @@
+"""A disk or a memory that runs out is reported in one line with what to lower; a bug is not."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.errors import ExhaustedError
+from train.exit_codes import FAILED
+from train.health.exhausted import exhaustion_in_one_line
+
+RUN = Path("/runs/a")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/runs/a/lease.json"),
+            r"for /runs/a/lease\.json .*free some",
+        ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), r"no space is left for /runs/a \(Disk quota exceeded\)"),
+        (PermissionError(errno.EACCES, "Permission denied", "/runs/a/x"), r"/runs/a/x cannot be written .* runs_dir"),
+        (MemoryError(), r"^memory ran out; lower train\.micro_batch_size"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory ran out"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate"),
+            r"\(CUDA out of memory\. Tried to allocate\)",
+        ),
+    ],
+)
+def test_what_ran_out_is_said_in_one_line(error: Exception, message: str) -> None:
+    with pytest.raises(ExhaustedError, match=message) as caught, exhaustion_in_one_line(RUN):
+        raise error
+    assert caught.value.exit_code == FAILED
+    assert "\n" not in str(caught.value)
+
+
+def test_torchs_own_error_on_cpu_is_recognized() -> None:
+    with pytest.raises(ExhaustedError, match=r"memory ran out .*activation_checkpointing"), exhaustion_in_one_line(RUN):
+        torch.empty(1 << 55, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes do not fit"), FileNotFoundError(2, "No such file", "x"), OSError(13, "no", "/etc/x")]
+)
+def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
+    with pytest.raises(type(error)), exhaustion_in_one_line(RUN):
+        raise error

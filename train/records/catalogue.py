@@ -1,0 +1,56 @@
+"""The meaning of every event kind in events.jsonl and of every value in metrics.jsonl.
+
+The documentation's reference pages are made from these tables. `tests/train/records/test_catalogue.py` checks that they
+are complete and that nothing in them is unused.
+"""
+
+EVENTS = {
+    "submitted": "`keepstep submit` gave the run to Slurm: the ids of its jobs, in the order of the chain.",
+    "started": "A rank 0 started: the number of the attempt, the world size and the engine. Begins an attempt.",
+    "resumed": "A checkpoint was loaded, at a start or by a roll-back: its step and tokens, and the seconds it took.",
+    "allowed_difference": "A setting differs from the checkpoint, and `--allow` permits it: name, old and new value.",
+    "changed_setting": "A setting that changes the numbers, but needs no `--allow`, differs from the checkpoint: name, "
+    "old and new value.",
+    "booked": "The seconds by kind since the attempt's previous entry, and the step that was reached with them.",
+    "saved": "A checkpoint is complete: step, tier, bytes, seconds of the background write, stall of the training loop "
+    "in seconds, and the steps that retention removed.",
+    "save_failed": "A save failed: step, tier, cause, and the number of failures of the shared tier in a row.",
+    "quarantined": "A damaged checkpoint was renamed, so that it is never loaded again: step, cause and path.",
+    "blocks_quarantined": "All ranks replaced damaged or unreadable data blocks from this data step on.",
+    "skipped": "A batch was skipped and changed no weights: cause, data step and samples.",
+    "spike": "Loss or gradient norm was far above recent values (`guard.on_spike: report`), or the gradient was zero: "
+    "cause, data step, samples.",
+    "rolled_back": "The run returned to its newest checkpoint because of a spike: cause, data step and samples.",
+    "compiled_again": "torch.compile recompiled after the first step: cause and seconds of the step.",
+    "slow_rank": "A rank is a straggler: its rank and host, its probe time and the median probe time in seconds.",
+    "hang": "The run made no progress for `train.hang_seconds`: the rank that is to blame, if known, and the cause.",
+    "stop_requested": "`keepstep stop` asked the run to save and stop.",
+    "stopped": "The attempt stopped on request: step, reason, and the seconds by kind since its previous entry.",
+    "finished": "The last step is finished and saved, with the seconds by kind since the attempt's previous entry.",
+    "failed": "A rank failed: its rank, exit code and error.",
+}
+"""Event kind -> what happened, and what the event's other values are."""
+
+METRICS = {
+    "time": "Wall-clock time of the record, in seconds since 1970.",
+    "step": "Optimizer steps finished.",
+    "loss": "Mean cross-entropy loss of the step in nats per target token, over the global batch.",
+    "loss/SOURCE": "The same for the targets of one data source; only if the recipe has several sources.",
+    "lr": "Learning rate of the step.",
+    "grad_norm": "Global norm of the gradients before clipping.",
+    "tokens": "Tokens trained on since the start of the run.",
+    "data_step": "Global batches taken from the stream: finished steps plus skipped batches.",
+    "tokens_per_second": "Tokens of the global batch divided by the seconds of the step.",
+    "model_flops_per_second": "Model FLOPs of forward and backward pass, without recomputation, divided by the seconds "
+    "of the step; all ranks together.",
+    "share_of_measured_peak": "`model_flops_per_second` divided by the speed of a large matrix product that all ranks "
+    "measured at the start.",
+    "mfu": "Model FLOPs utilization: `model_flops_per_second` divided by the datasheet peak of all devices; only if "
+    "the datasheet peak is known.",
+    "memory_gib": "Peak memory of rank 0 in GiB: of the CUDA device, or of the process on CPUs.",
+    "seconds": "Seconds by kind since the previous record; the kinds are those of `keepstep report`.",
+    "uptime": "Seconds since the process started.",
+    "attempt": "Number of the attempt that wrote the record, counted from 1.",
+    "validation_loss": "Mean loss on the validation split after this step, in nats per target token.",
+}
+"""Name of a value in metrics.jsonl -> its meaning and unit. `loss/SOURCE` stands for one name per data source."""
