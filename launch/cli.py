@@ -1,50 +1,102 @@
-"""The `keepstep` command. Each subcommand is a module of this package, imported only when it is asked for.
+"""The `keepstep` command line.
 
-A command module has `configure(parser)`, which adds its arguments, and `run(options) -> int`, which returns the exit
-code. Errors that the user can mend are shown as one line; a bug shows its traceback.
+Each subcommand is a module of `launch.commands` with the command's name, imported only when the command is called. The
+module has `configure(parser)`, which adds the arguments, and `run(options) -> int`, which returns the exit code. An
+error that a user can fix is printed as one line; a bug keeps its traceback.
 """
 
 import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-COMMANDS = {
-    "demo": (
-        "launch.commands.demo",
-        "the whole system on this machine in minutes: train, kill, resume, compare, export",
-    ),
-    "run": ("launch.supervise.local", "train a recipe on this machine"),
-    "schema": ("launch.commands.schema", "print the JSON schema of recipes"),
-    "data": ("launch.commands.data", "build, show, audit and trace data sets"),
-    "checkpoint": ("launch.commands.checkpoint", "list, verify, compare, copy and import checkpoints"),
-    "export": ("launch.commands.export", "write a checkpoint as a Hugging Face folder"),
-    "generate": ("launch.commands.generate", "continue a prompt"),
-    "submit": ("launch.clusters.slurm", "submit a recipe to Slurm"),
-    "status": ("launch.commands.status", "show where a run stands"),
-    "stop": ("launch.commands.stop", "ask a run to save and end"),
-    "prove": ("launch.commands.prove", "train, kill, resume and compare; a report of what held"),
-    "report": ("launch.commands.report", "show what every second of a run was spent on"),
-    "kubernetes": ("launch.clusters.kubernetes", "print the manifest that trains a recipe on Kubernetes"),
-    "doctor": ("launch.commands.doctor", "check this machine or an allocation"),
+GROUPS: dict[str, dict[str, str]] = {
+    "train": {
+        "demo": "run the whole system on this machine in minutes: train, kill, resume, compare, export",
+        "run": "train a recipe on this machine, or as one node of several",
+        "submit": "submit a recipe to Slurm",
+        "kubernetes": "print the manifest that trains a recipe on Kubernetes",
+        "stop": "ask a run to save and stop",
+        "prove": "train, kill, resume and compare: report whether every bit is equal",
+    },
+    "data": {
+        "data": "build, show, repack, audit and trace data sets",
+    },
+    "checkpoints and models": {
+        "checkpoint": "list, show, verify, compare, copy and import checkpoints",
+        "export": "write a checkpoint as a Hugging Face folder",
+        "generate": "continue a prompt with a trained model",
+    },
+    "machines": {
+        "doctor": "check this machine, or every node of a Slurm allocation, for what breaks runs",
+    },
+    "inspect": {
+        "status": "show the state of a run: step, speed, checkpoint, failure, slow ranks",
+        "report": "show how the time of a run was spent",
+        "schema": "print the JSON schema of recipes",
+    },
 }
+"""Names and summaries of the subcommands, in the groups and the order of `keepstep --help`."""
+
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+
+OVERVIEW = """\
+usage: keepstep COMMAND ...
+
+Pretrain GPT language models on one machine or many, and resume after any failure.
+
+{groups}
+
+options:
+  -h, --help    print this overview; `keepstep COMMAND --help` describes a command
+  --version     print the version
+
+example: keepstep run recipes/laptop.yaml --ranks 2 train.steps=50
+documentation: https://github.com/keepstep/keepstep#readme"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] not in COMMANDS:
-        _overview().parse_args(arguments)
-        return 0
+    if not arguments:
+        print(overview(), file=sys.stderr)
+        return 2
     name, *rest = arguments
-    module, summary = COMMANDS[name]
-    command = importlib.import_module(module)
-    parser = argparse.ArgumentParser(prog=f"keepstep {name}", description=summary)
-    command.configure(parser)
-    options = _parse(parser, rest)
+    if name in ("-h", "--help"):
+        print(overview())
+        return 0
+    if name == "--version":
+        from importlib.metadata import version
+
+        print(f"keepstep {version('keepstep')}")
+        return 0
+    if name not in COMMANDS:
+        print(f"keepstep: there is no command {name}{_suggestion(name)}; see `keepstep --help`", file=sys.stderr)
+        return 2
+    return _call(name, rest)
+
+
+def overview() -> str:
+    """Return the text of `keepstep --help`: all commands by group."""
+    groups = (
+        "\n".join([f"{title}:", *(f"  {name:<12}  {summary}" for name, summary in commands.items())])
+        for title, commands in GROUPS.items()
+    )
+    return OVERVIEW.format(groups="\n\n".join(groups))
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command, with all of its arguments."""
+    return _parser(name, _module(name))
+
+
+def _call(name: str, arguments: list[str]) -> int:
+    command = _module(name)
     from train.errors import USER_ERRORS
 
     try:
-        return command.run(options)
+        return command.run(_parse(_parser(name, command), arguments))
     except USER_ERRORS as error:
         print(f"keepstep: {error}", file=sys.stderr)
         return error.exit_code
@@ -52,21 +104,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _overview() -> argparse.ArgumentParser:
-    """Knows the commands' names and what each is for."""
-    parser = argparse.ArgumentParser(prog="keepstep", description="Pretrain GPT language models.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (_, summary) in COMMANDS.items():
-        commands.add_parser(name, help=summary)
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"launch.commands.{name}")
+
+
+def _parser(name: str, command: ModuleType) -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter  # keeps the lines of examples
+    parser = argparse.ArgumentParser(prog=f"keepstep {name}", description=COMMANDS[name], formatter_class=formatter)
+    command.configure(parser)
     return parser
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """Overrides may stand before, between and after options."""
+    """Accept overrides before, between and after options."""
     try:
         return parser.parse_intermixed_args(arguments)
-    except TypeError:  # a command with commands of its own
+    except TypeError:  # argparse cannot do so for a command with subcommands of its own
         return parser.parse_args(arguments)
+
+
+def _suggestion(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, COMMANDS, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 if __name__ == "__main__":

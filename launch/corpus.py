@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "encodings"}
+"""Folders of the standard library that are left out."""
 
 
 def gather(out: Path, limit_bytes: int) -> tuple[int, int]:
-    """Write `out` as jsonl, whole or not at all; returns documents and bytes of text."""
+    """Write the corpus to `out` as jsonl, completely or not at all; return the documents and bytes of text."""
     documents = size = 0
     partial = out.with_name(out.name + ".partial")
     with partial.open("w", encoding="utf-8") as lines:
@@ -39,7 +40,7 @@ def _documents() -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(name: str, source: str) -> Iterator[tuple[str, str]]:
-    """Each docstring of some length as a document of its own."""
+    """Yield each docstring of more than 200 characters as a document of its own."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

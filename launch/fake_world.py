@@ -1,11 +1,13 @@
-"""`keepstep run RECIPE --fake-world N --fake-rank R`: what one rank of many holds and sends, on a laptop."""
+"""`keepstep run RECIPE --fake-world N --fake-rank R`: describes memory and traffic of one rank of N."""
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.terminal import duration, print_json
 from train.config import Recipe
 from train.config_file import load_recipe
 from train.errors import ConfigError
@@ -15,16 +17,24 @@ if TYPE_CHECKING:
     from parallel.analysis.fake_world import RankDescription
 
 
-def run_fake_world(recipe_path: str | Path, overrides: Sequence[str], world_size: int, rank: int) -> int:
-    """Print the description of one rank; returns the exit code. Errors as of the real run."""
+def run_fake_world(
+    recipe_path: str | Path, overrides: Sequence[str], world_size: int, rank: int, as_json: bool = False
+) -> int:
+    """Print the description of one rank and return the exit code. Raises the errors of a real run."""
     started = time.perf_counter()
     recipe = load_recipe(recipe_path, overrides)
-    print("\n".join(lines_about(recipe, describe(recipe, world_size, rank), rank)))
-    print(f"found in {time.perf_counter() - started:.1f} s")
+    found = describe(recipe, world_size, rank)
+    if as_json:
+        parallel = {"engine": recipe.parallel.engine, "precision": recipe.parallel.precision}
+        print_json({"rank": rank, **parallel, **asdict(found)})
+    else:
+        print("\n".join(lines_about(recipe, found, rank)))
+        print(f"computed in {duration(time.perf_counter() - started)}")
     return FINISHED
 
 
 def describe(recipe: Recipe, world_size: int, rank: int) -> "RankDescription":
+    """Simulate one step of one rank on fake tensors. ConfigError or LaunchError if the recipe does not fit."""
     import torch
 
     from parallel.analysis.fake_world import describe_rank
@@ -59,30 +69,33 @@ def describe(recipe: Recipe, world_size: int, rank: int) -> "RankDescription":
 
 
 def lines_about(recipe: Recipe, found: "RankDescription", rank: int) -> list[str]:
+    """Return the description as lines for people: bytes by the formulas, and as counted in the fake step."""
     layout = found.layout
-    sizes = (layout.replicate, layout.shard, layout.tensor)
-    axes = zip(("replicate", "shard", "tensor"), found.coordinates, sizes, strict=True)
+    axes = zip(layout.axes, found.coordinates, layout.axes.values(), strict=True)
+    counted_traffic = found.counted_traffic or {}
+    rows = [("state", found.state_bytes, found.counted_state_bytes)]
+    for kind in sorted(found.traffic.keys() | counted_traffic.keys()):
+        counted = None if found.counted_traffic is None else counted_traffic.get(kind, 0)
+        rows.append((f"{kind.replace('_', '-')} per step", found.traffic.get(kind, 0), counted))
     lines = [
         f"rank {rank} of {layout.world_size}, engine {recipe.parallel.engine}, {recipe.parallel.precision}",
-        "place          " + ", ".join(f"{axis} {at} of {size}" for axis, at, size in axes),
-        f"parameters     {found.parameters:,}, of which this rank keeps {found.held_parameters:,}",
-        _bytes_line("state", found.state_bytes, found.counted_state_bytes, "weights, gradients, moments"),
+        "coordinates    " + ", ".join(f"{axis} {index} of {size}" for axis, index, size in axes),
+        f"parameters     {found.parameters:,}; this rank keeps {found.held_parameters:,}",
+        "",
+        f"{'bytes':<24} {'by formula':>14} {'counted':>14}",
+        *(f"{name:<24} {_size(formula):>14} {_size(counted):>14}".rstrip() for name, formula, counted in rows),
+        "",
+        "state: weights, gradients and optimizer state; counted: in a step on fake tensors",
     ]
-    for kind in sorted(found.traffic.keys() | (found.counted_traffic or {}).keys()):
-        counted = None if found.counted_traffic is None else found.counted_traffic.get(kind, 0)
-        lines.append(_bytes_line(kind, found.traffic.get(kind, 0), counted, "per step"))
     if found.counted_traffic is None:
-        lines.append("DeepSpeed takes no step on fake tensors: these are the formulas of docs/parallelism.md")
+        lines.append("DeepSpeed takes no step on fake tensors: only the formulas of docs/parallelism.md are shown")
     elif layout.tensor > 1:
-        lines.append("what tensor parallelism exchanges within blocks is counted, but not in the formula")
+        lines.append("the formulas leave out the traffic of tensor parallelism within blocks; it is counted")
     return lines
 
 
-def _bytes_line(name: str, formula: float, counted: float | None, what: str) -> str:
-    seen = "" if counted is None else f", {_readable(counted)} counted in a fake step"
-    return f"{name:<14} {_readable(formula)} by the formula{seen} ({what})"
-
-
-def _readable(size: float) -> str:
-    unit, scale = ("GiB", 2**30) if size >= 2**30 else ("MiB", 2**20)
-    return f"{size / scale:.3f} {unit}"
+def _size(count: float | None) -> str:
+    if count is None:
+        return ""
+    unit, scale = ("GiB", 2**30) if count >= 2**30 else ("MiB", 2**20)
+    return f"{count / scale:.3f} {unit}"

@@ -1,10 +1,9 @@
-"""`keepstep submit`: fill in slurm/train.sbatch for a recipe and a site, show it or hand it to Slurm.
+"""The job script of a recipe on a Slurm cluster: slurm/train.sbatch with the job's and the site's settings filled in.
 
-The script is saved in the run folder, where it can be read and submitted by hand. What the site is like stands in one
-file (slurm/cluster.env.example shows all of it).
+The script is saved in the run folder, where people can read it and submit it by hand. One file holds the settings of
+the site (slurm/cluster.env.example lists all of them).
 """
 
-import argparse
 import re
 import shlex
 import subprocess
@@ -14,8 +13,9 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 
+from launch.clusters.options import check_time, directive, gpu_count, sbatch_options, whole_number
 from parallel.errors import LaunchError
-from train.config_file import load_recipe
+from train.records.events import EventLog
 from train.run_folder import RunFolder
 
 SITE_FILE = Path("slurm/cluster.env")
@@ -23,7 +23,7 @@ SITE_FILE = Path("slurm/cluster.env")
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The lines of cluster.env, by their names in lower case."""
+    """The settings of cluster.env, with their names in lower case; slurm/cluster.env.example explains them."""
 
     partition: str = ""
     account: str = ""
@@ -44,54 +44,79 @@ class Site:
     health_options: str = ""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="the recipe's YAML file")
-    parser.add_argument("overrides", nargs="*", help="settings that replace the recipe's, such as train.steps=200")
-    parser.add_argument("--nodes", type=int, default=1, help="machines")
-    parser.add_argument("--min-nodes", type=int, help="go on with as few when nodes are lost")
-    parser.add_argument("--ranks", type=int, help="processes a node (default: the site's GPUs, or its ranks, per node)")
-    parser.add_argument("--time", help="time limit of one attempt, as Slurm writes it")
-    parser.add_argument("--cluster", type=Path, help=f"the site's file (default: {SITE_FILE}, if there is one)")
-    parser.add_argument("--requeue-limit", type=int, default=20, help="attempts after the first")
-    parser.add_argument(
-        "--chain", type=int, default=1, metavar="N", help="N jobs, each after the end of the one before"
-    )
-    parser.add_argument("--sweep", metavar="SECTION.KEY=A,B,C", help="an array job, one run for each value")
-    parser.add_argument("--dry-run", action="store_true", help="show the script and submit nothing")
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What is asked for one job; the options of `keepstep submit`."""
+
+    recipe: Path
+    overrides: Sequence[str] = ()
+    sweep: Sequence[str] = ()
+    """Overrides of each task of an array job, separated by spaces; empty: a single job."""
+    allow: Sequence[str] = ()
+    """Parts of the recipe that may differ from the checkpoint (`train.run_folder.MAY_DIFFER`)."""
+    sbatch: Sequence[str] = ()
+    """Further options of sbatch, as words."""
+    nodes: int = 1
+    min_nodes: int | None = None
+    """Fewest nodes with which the job continues."""
+    ranks: int | None = None
+    """Processes a node; None: the site's."""
+    time: str | None = None
+    """Time limit of an attempt, in Slurm's format; None: the site's."""
+    requeue_limit: int = 20
+    site_file: Path | None = None
 
 
-def run(options: argparse.Namespace) -> int:
-    recipe = load_recipe(options.recipe, options.overrides)
-    sweep = sweep_overrides(options.sweep) if options.sweep else []
-    for override in sweep:
-        load_recipe(options.recipe, [*options.overrides, override])
-    folder = RunFolder.of(recipe)
-    site = read_site(options.cluster)
-    script = render(
-        files("slurm").joinpath("train.sbatch").read_text(encoding="utf-8"),
-        directives(options, site, folder, sweep),
-        settings(options, site, folder, sweep),
-    )
-    if options.dry_run:
-        print(script, end="")
-        return 0
+@dataclass(frozen=True)
+class Submitted:
+    """The jobs that Slurm accepted, and where they write."""
+
+    jobs: list[str]
+    """Job ids, in the order of the chain."""
+    script: Path
+    log: str
+    """Log of the first job, or of the first task of a sweep."""
+    run: str
+    """The run folder; that of a sweep contains `TASK` for the number of the task."""
+
+
+def job_script(job: JobOptions, folder: RunFolder) -> str:
+    """Return the text of the job script. LaunchError if options or the site's file are wrong."""
+    template = files("slurm").joinpath("train.sbatch").read_text(encoding="utf-8")
+    site = read_site(job.site_file)
+    for name, value in (("--ranks", job.ranks), ("--requeue-limit", job.requeue_limit + 1)):
+        if value is not None and value < 1:
+            least = int(name == "--ranks")
+            raise LaunchError(f"{name} ({value if least else value - 1}) must be at least {least}")
+    return render(template, directives(job, site, folder), settings(job, site, folder))
+
+
+def submit(script: str, job: JobOptions, folder: RunFolder, chain: int) -> Submitted:
+    """Save the script in the run folder and submit it `chain` times, each job after the end of the one before.
+
+    LaunchError if Slurm refuses."""
+    if chain < 1:
+        raise LaunchError(f"--chain ({chain}) must be at least 1")
     folder.logs.mkdir(parents=True, exist_ok=True)
     path = folder.root / "train.sbatch"
     path.write_text(script, encoding="utf-8")
-    log = str(folder.logs.resolve() / log_name(sweep))
     jobs: list[str] = []
-    for _ in range(options.chain):
-        jobs.append(submit(path, [f"--dependency=afterany:{jobs[-1]}"] if jobs else []))
-        print(f"job {jobs[-1]} submitted: {path}")
+    for _ in range(chain):
+        try:
+            jobs.append(_sbatch(path, [f"--dependency=afterany:{jobs[-1]}"] if jobs else []))
+        except LaunchError as error:
+            raise LaunchError(f"{error}; submitted before that: {', '.join(jobs) or 'no job'}") from None
+    runs = [Path(f"{folder.root}-{task}") for task in range(len(job.sweep))] or [folder.root]
+    for run in runs:
+        run.mkdir(exist_ok=True)
+        EventLog(RunFolder(run).events)("submitted", jobs=jobs)  # for `keepstep status` and `keepstep stop`
+    log = str(folder.logs.resolve() / log_name(job.sweep))
     log = log.replace("%A", jobs[0]).replace("%j", jobs[0]).replace("%a", "0")
-    run = f"{folder.root}-TASK" if sweep else str(folder.root)
-    print(f"log    {log}\nwatch  tail -F {log}\nstate  squeue --job {','.join(jobs)}; keepstep status {run}")
-    print(f"ranks  {run}/logs/HOST/rank-N.log\nstop   keepstep stop {run} (saves first)")
-    return 0
+    return Submitted(jobs, path, log, f"{folder.root}-TASK" if job.sweep else str(folder.root))
 
 
-def submit(script: Path, options: Sequence[str]) -> str:
-    """The job's id. LaunchError with Slurm's own words if it refuses."""
+def _sbatch(script: Path, options: Sequence[str]) -> str:
+    """Return the id of the submitted job. LaunchError with Slurm's own message if it refuses."""
     try:
         argv = ["sbatch", "--parsable", *options, str(script)]
         result = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -103,7 +128,7 @@ def submit(script: Path, options: Sequence[str]) -> str:
 
 
 def read_site(path: Path | None) -> Site:
-    """The site's file: NAME=VALUE lines as a shell reads them. LaunchError for what it doesn't know."""
+    """Return the settings of the site's file, NAME=VALUE lines in shell syntax. LaunchError for an unknown name."""
     if path is None and not SITE_FILE.exists():
         return Site()
     path = path or SITE_FILE
@@ -114,35 +139,35 @@ def read_site(path: Path | None) -> Site:
     values = {name: value for name, _, value in (word.partition("=") for word in words)}
     known = {field.name.upper() for field in fields(Site)}
     if unknown := set(values) - known:
-        raise LaunchError(f"{path} has {sorted(unknown)[0]}, which is none of {', '.join(sorted(known))}")
+        raise LaunchError(f"{path} has {sorted(unknown)[0]}, which is not one of {', '.join(sorted(known))}")
     return Site(**{name.lower(): value for name, value in values.items() if value})
 
 
-def sweep_overrides(text: str) -> list[str]:
-    key, equals, values = text.partition("=")
-    if not equals or not values:
-        raise LaunchError(f"--sweep {text} must read SECTION.KEY=A,B,C, such as optim.lr=1e-3,2e-3")
-    return [f"{key}={value}" for value in values.split(",")]
+def ranks_per_node(job: JobOptions, site: Site) -> int | None:
+    """Return the processes of each node, or None if only the node itself knows: one for each of its GPUs."""
+    if job.ranks is not None:
+        return job.ranks
+    if site.gpus_per_node:
+        return gpu_count(site.gpus_per_node)
+    return whole_number("RANKS_PER_NODE", site.ranks_per_node, 1) if site.ranks_per_node else None
 
 
 def log_name(sweep: Sequence[str]) -> str:
+    """Return the job's log file name, with Slurm's placeholders."""
     return "slurm-%A-%a.log" if sweep else "slurm-%j.log"
 
 
-def directives(
-    options: argparse.Namespace, site: Site, folder: RunFolder, sweep: Sequence[str]
-) -> dict[str, str | None]:
-    """The #SBATCH lines that are not as in the template; None: an option without a value."""
-    if options.nodes < 1 or (options.min_nodes or 1) > options.nodes or (options.min_nodes or 1) < 1:
-        raise LaunchError(
-            f"--nodes ({options.nodes}) must be at least --min-nodes ({options.min_nodes or 1}), and that 1"
-        )
+def directives(job: JobOptions, site: Site, folder: RunFolder) -> dict[str, str | None]:
+    """Return the #SBATCH options that differ from the template, by name; None for an option without a value."""
+    fewest = 1 if job.min_nodes is None else job.min_nodes
+    if not 1 <= fewest <= job.nodes:
+        raise LaunchError(f"--nodes ({job.nodes}) must be at least --min-nodes ({fewest}), which must be at least 1")
     wanted: dict[str, str | None] = {
         "job-name": folder.root.name,
-        "nodes": f"{options.min_nodes}-{options.nodes}" if options.min_nodes else str(options.nodes),
-        "cpus-per-task": site.cpus_per_node,
-        "time": options.time or site.time,
-        "output": str(folder.logs.resolve() / log_name(sweep)),
+        "nodes": f"{job.min_nodes}-{job.nodes}" if job.min_nodes else str(job.nodes),
+        "cpus-per-task": str(whole_number("CPUS_PER_NODE", site.cpus_per_node, 1)),
+        "time": check_time("--time", job.time) if job.time is not None else check_time("TIME", site.time),
+        "output": str(folder.logs.resolve() / log_name(job.sweep)),
         "signal": f"USR2@{site.warn_seconds}",
         "chdir": str(Path.cwd()),
     }
@@ -152,19 +177,16 @@ def directives(
         ("qos", site.qos),
         ("gpus-per-node", site.gpus_per_node),
         ("exclude", site.exclude),
-        ("array", f"0-{len(sweep) - 1}" if sweep else ""),
+        ("array", f"0-{len(job.sweep) - 1}" if job.sweep else ""),
     ):
         if value:
             wanted[name] = value
-    for option in shlex.split(site.sbatch_options):
-        name, equals, value = option.removeprefix("--").partition("=")
-        wanted[name] = value if equals else None
-    return wanted
+    return wanted | sbatch_options(shlex.split(site.sbatch_options)) | sbatch_options(job.sbatch)
 
 
-def settings(options: argparse.Namespace, site: Site, folder: RunFolder, sweep: Sequence[str]) -> dict[str, str]:
-    """The settings of the template that are not as in it, as shell text."""
-    ranks = options.ranks or site.gpus_per_node or site.ranks_per_node
+def settings(job: JobOptions, site: Site, folder: RunFolder) -> dict[str, str]:
+    """Return the values of the template's settings, by name, as shell text."""
+    ranks = ranks_per_node(job, site)
     setup = [site.node_setup] if site.node_setup else []
     if site.network_interface:
         names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -175,9 +197,10 @@ def settings(options: argparse.Namespace, site: Site, folder: RunFolder, sweep: 
         srun.append(f"--container-mounts={site.mounts}")
     wrap = ["apptainer", "exec", "--nv", *(["--bind", site.mounts] if site.mounts else []), site.apptainer_image]
     return {
-        "RECIPE": shlex.quote(str(Path(options.recipe).resolve())),
-        "OVERRIDES": _array(options.overrides),
-        "SWEEP": _array(sweep),
+        "RECIPE": shlex.quote(str(job.recipe.resolve())),
+        "OVERRIDES": _array(job.overrides),
+        "SWEEP": _array(job.sweep),
+        "ALLOW": _array([f"--allow={name}" for name in job.allow]),
         "RUN": shlex.quote(str(folder.root)),
         "PYTHON": shlex.quote(site.python or ("python3" if container else sys.executable)),
         "RANKS": _array(["--ranks", str(ranks)] if ranks else []),
@@ -185,16 +208,16 @@ def settings(options: argparse.Namespace, site: Site, folder: RunFolder, sweep: 
         "SRUN": _array(srun),
         "WRAP": _array(wrap if site.apptainer_image else []),
         "HEALTH": _array(shlex.split(site.health_options)),
-        "REQUEUE_LIMIT": str(options.requeue_limit),
-        "STOP_SECONDS": str(max(10, int(site.warn_seconds) - 30)),
+        "REQUEUE_LIMIT": str(job.requeue_limit),
+        "STOP_SECONDS": str(max(10, whole_number("WARN_SECONDS", site.warn_seconds, 0) - 30)),
     }
 
 
 def render(template: str, directives: Mapping[str, str | None], settings: Mapping[str, str]) -> str:
-    """The template with these #SBATCH lines and settings; directives that it lacks are added."""
-    added = []
+    """Return the template with these #SBATCH options and settings. Options that the template lacks are added to it."""
+    added: list[str] = []
     for name, value in directives.items():
-        line = f"#SBATCH --{name}" + ("" if value is None else f"={value}")
+        line = directive(name, value)
         pattern = rf"^#SBATCH --{re.escape(name)}(=.*)?$"
         if re.search(pattern, template, re.MULTILINE):
             template = re.sub(pattern, lambda _, line=line: line, template, count=1, flags=re.MULTILINE)

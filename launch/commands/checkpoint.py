@@ -1,180 +1,221 @@
-"""`keepstep checkpoint`: list, show, verify, compare, copy and import checkpoints.
-
-A place is a checkpoint (`runs/a/checkpoints/step-00001000`), a run folder, its `checkpoints`, or a URL of one of these.
-"""
+"""`keepstep checkpoint`: list, show, verify, compare, copy and import checkpoints."""
 
 import argparse
+import sys
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from launch.inspect.checkpoints import checkpoints_at, newest_at, reading, root_at
+from launch.terminal import add_json_option, local_time, print_facts, print_json, print_table, progress, size
+from train.checkpoint.importing.kinds import KINDS
 from train.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from train.checkpoint.format.manifest import Manifest
+
+PATH_HELP = "a checkpoint, a run folder or its checkpoints folder, or the URL of one of these"
+EXAMPLES = """\
+examples:
+  keepstep checkpoint ls runs/laptop
+  keepstep checkpoint diff runs/a runs/b                  # the newest checkpoints of two runs
+  keepstep checkpoint copy runs/a s3://bucket/a/checkpoints
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `keepstep checkpoint` with their arguments."""
+    parser.epilog = EXAMPLES
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    command = actions.add_parser("ls", help="the checkpoints of a run")
-    command.add_argument("place")
-    command = actions.add_parser("show", help="what a checkpoint holds (of a run: its newest)")
-    command.add_argument("place")
-    command.add_argument("--tensors", action="store_true", help="list every tensor and its pieces")
-    command = actions.add_parser("verify", help="check every byte against its checksum (of a run: every checkpoint)")
-    command.add_argument("place")
-    command = actions.add_parser("diff", help="the facts and tensors in which two checkpoints differ")
-    command.add_argument("first")
-    command.add_argument("second")
-    command = actions.add_parser("copy", help="copy a checkpoint (of a run: its newest), checking it on the way")
-    command.add_argument("place")
-    command.add_argument("target", help="the folder or URL of checkpoints that it goes into")
-    command = actions.add_parser("import", help="make a checkpoint of another system's, to start a run from")
-    command.add_argument("source")
-    command.add_argument("recipe", help="the recipe whose model it is")
-    command.add_argument("target", help="the folder of checkpoints that it goes into: RUN/checkpoints")
-    command.add_argument("--from", dest="kind", choices=("dcp", "deepspeed", "universal", "huggingface"), required=True)
-    command.add_argument(
-        "--trust", action="store_true", help="unpickle the source's files: they can run any code on this machine"
+
+    def add(name: str, summary: str, act: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=summary, description=summary)
+        action.set_defaults(act=act)
+        add_json_option(action)
+        return action
+
+    add("ls", "list the checkpoints of a run", _ls).add_argument("path", help=PATH_HELP)
+    show = add("show", "show a checkpoint, or the newest of a run", _show)
+    show.add_argument("path", help=PATH_HELP)
+    show.add_argument("--tensors", action="store_true", help="list every tensor")
+    verify = add("verify", "check every byte of a checkpoint, or of all checkpoints of a run", _verify)
+    verify.add_argument("path", help=PATH_HELP)
+    diff = add("diff", "list the facts and tensors in which two checkpoints differ; exit code 1 if any do", _diff)
+    diff.add_argument("first", help=PATH_HELP)
+    diff.add_argument("second", help=PATH_HELP)
+    copy = add("copy", "copy a checkpoint, or the newest of a run, and verify it meanwhile", _copy)
+    copy.add_argument("path", help=PATH_HELP)
+    copy.add_argument("target", help="folder or URL of checkpoints that receives the copy")
+    importing = add("import", "convert a checkpoint of another system to one from which a run starts", _import)
+    importing.add_argument("source", type=Path, help="folder of the other system's checkpoint")
+    importing.add_argument(
+        "recipe", nargs="?", help="recipe with the same model; without it, one is written to RUN/recipe.yaml"
+    )
+    importing.add_argument("target", metavar="run", help="run folder that receives the checkpoint, or its URL")
+    kinds = "; ".join(f"{name}: {kind.summary}" for name, kind in KINDS.items()).replace("%", "%%")
+    importing.add_argument("--from", dest="kind", choices=sorted(KINDS), required=True, help=kinds)
+    importing.add_argument(
+        "--trust", action="store_true", help="allow unpickling of the source's files, which can run any code"
+    )
+    importing.add_argument(
+        "--rope",
+        choices=("auto", "halves", "neighbours"),
+        default="auto",
+        help="elements of a head that RoPE turns together: i and i + half, or 2i and 2i + 1 (default: by the names)",
+    )
+    importing.add_argument(
+        "--check", action="store_true", help="compare logits with transformers in fp32 before anything is saved"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    match options.action:
-        case "ls":
-            return _ls(options.place)
-        case "show":
-            return _show(options.place, options.tensors)
-        case "verify":
-            return _verify(options.place)
-        case "diff":
-            return _diff(options.first, options.second)
-        case "copy":
-            return _copy(options.place, options.target)
-        case _:
-            return _import(options)
+    """Run the action and return its exit code."""
+    return options.act(options)
 
 
-def _ls(place: str) -> int:
+def _ls(options: argparse.Namespace) -> int:
     from train.checkpoint.format.manifest import DamagedError
     from train.checkpoint.format.verify import read_manifest
-    from train.checkpoint.stores.open import open_root
 
-    root = open_root(_root(place))
+    root = root_at(options.path)
     if not (steps := root.steps()):
-        raise CheckpointError(f"{place} holds no checkpoints")
-    print(f"{'step':>10} {'tokens':>16} {'loss':>8} {'size':>10}  saved")
+        raise CheckpointError(f"{options.path} has no checkpoints; name a run folder, such as runs/laptop")
+    found: list[dict[str, Any]] = []
     for step in steps:
+        folder = root.folder(step)
         try:
-            manifest, _ = read_manifest(root.folder(step))
+            found.append(_facts(read_manifest(folder)[0]) | {"path": str(folder)})
         except DamagedError as error:
-            print(f"{step:>10} damaged: {error}")
-            continue
-        loss = "" if manifest.validation_loss is None else f"{manifest.validation_loss:.4f}"
-        size = _size(sum(file.bytes for file in manifest.files))
-        print(f"{step:>10} {manifest.tokens:>16,} {loss:>8} {size:>10}  {manifest.saved_at}")
-    for damaged in root.quarantined():
-        print(f"set aside as damaged: {damaged}")
+            found.append({"step": step, "path": str(folder), "damaged": str(error)})
+    quarantined = root.quarantined()
+    if options.json:
+        print_json({"checkpoints": found, "quarantined": quarantined})
+        return 0
+    print_table([">step", ">tokens", ">validation loss", ">size", "saved"], [_row(facts) for facts in found])
+    for path in quarantined:
+        print(f"quarantined as damaged: {path}")
     return 0
 
 
-def _show(place: str, tensors: bool) -> int:
+def _facts(manifest: "Manifest") -> dict[str, Any]:
+    return {
+        "step": manifest.step,
+        "tokens": manifest.tokens,
+        "validation_loss": manifest.validation_loss,
+        "bytes": manifest.file_bytes,
+        "saved_at": manifest.saved_at,
+    }
+
+
+def _row(facts: dict[str, Any]) -> list[str]:
+    if "damaged" in facts:
+        return [str(facts["step"]), "", "", "", f"damaged: {facts['damaged']}"]
+    loss = "" if facts["validation_loss"] is None else f"{facts['validation_loss']:.4f}"
+    return [str(facts["step"]), f"{facts['tokens']:,}", loss, size(facts["bytes"]), _local(facts["saved_at"])]
+
+
+def _local(saved_at: str) -> str:
+    return local_time(datetime.fromisoformat(saved_at).timestamp())
+
+
+def _show(options: argparse.Namespace) -> int:
     from train.checkpoint.format.manifest import flat
     from train.checkpoint.format.verify import read_manifest
     from train.checkpoint.stores.open import open_folder
 
-    path = _newest(place)
+    path = newest_at(options.path)
     manifest, _ = read_manifest(open_folder(path))
-    facts = {name: getattr(manifest, name) for name in ("step", "tokens", "validation_loss", "saved_at", "extra")}
-    facts |= {name: getattr(manifest, name) for name in ("layout", "versions", "identity")}
+    facts = _facts(manifest)
+    details = {name: getattr(manifest, name) for name in ("extra", "layout", "versions", "identity")}
+    tensors: dict[str, dict[str, Any]] = {
+        name: {"dtype": pieces[0].dtype, "shape": list(pieces[0].shape), "pieces": len(pieces)}
+        for name in sorted(manifest.state_names)
+        for pieces in [manifest.pieces[name]]
+    }
+    counts = {"tensors": len(tensors), "files": len(manifest.files) + len(manifest.attachments)}
+    if options.json:
+        listed = {"tensor_list": tensors} if options.tensors else {}
+        print_json({"path": path, **facts, **counts, **details, **listed})
+        return 0
     print(path)
-    for name, value in flat(facts).items():
-        print(f"  {name}: {value}")
-    size = sum(file.bytes for file in manifest.files)
-    print(f"  {len(manifest.state_names)} tensors in {len(manifest.files)} files, {_size(size)}")
-    for name in sorted(manifest.state_names) if tensors else ():
-        pieces = manifest.pieces[name]
-        print(f"  {name}: {pieces[0].dtype} {list(pieces[0].shape)}, {len(pieces)} pieces")
+    shown = [("step", str(facts["step"])), ("tokens", f"{facts['tokens']:,}")]
+    shown += [] if facts["validation_loss"] is None else [("validation loss", f"{facts['validation_loss']:.4f}")]
+    shown += [("size", f"{size(facts['bytes'])}: {counts['tensors']} tensors in {counts['files']} files")]
+    shown += [("saved", _local(facts["saved_at"]))]
+    print_facts(shown + [(name, _shortened(value)) for name, value in flat(details).items() if value not in ({}, [])])
+    if options.tensors:
+        rows = [[name, t["dtype"], str(t["shape"]), str(t["pieces"])] for name, t in tensors.items()]
+        print_table(["tensor", "type", "shape", ">pieces"], rows)
     return 0
 
 
-def _verify(place: str) -> int:
-    from train.checkpoint.format.verify import damage
-    from train.checkpoint.stores.open import open_folder
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:100]} ... (--json shows all)"
 
-    faults = {}
-    for path in _all(place):
-        faults[path] = damage(open_folder(path))
-        print(f"{path}: {'; '.join(faults[path]) or 'every byte is as it was written'}", flush=True)
+
+def _verify(options: argparse.Namespace) -> int:
+    from train.checkpoint.format.verify import find_faults
+
+    faults: dict[str, list[str]] = {}
+    for path in checkpoints_at(options.path):
+        with reading("verifying", path) as folder:
+            faults[path] = find_faults(folder)
+        if not options.json:
+            print(f"{path}: {'; '.join(faults[path]) or 'every byte matches its checksum'}", flush=True)
+    if options.json:
+        print_json({"checkpoints": [{"path": path, "faults": found} for path, found in faults.items()]})
     if damaged := [path for path, found in faults.items() if found]:
         raise CheckpointError(f"{len(damaged)} of {len(faults)} checkpoints damaged: {', '.join(damaged)}")
     return 0
 
 
-def _diff(first: str, second: str) -> int:
-    """1 if they differ, as diff has it."""
+def _diff(options: argparse.Namespace) -> int:
     from train.checkpoint.format.compare import differences
 
-    found = False
-    for line in differences(Path(_newest(first)), Path(_newest(second))):
-        found = True
-        print(line, flush=True)
-    if not found:
+    first, second = (newest_at(path) for path in (options.first, options.second))
+    found: list[str] = []
+    for line in differences(Path(first), Path(second)):
+        found.append(line)
+        if not options.json:
+            print(line if len(line) <= 400 else f"{line[:400]} ... (--json shows all)", flush=True)
+    if options.json:
+        print_json({"first": first, "second": second, "equal": not found, "differences": found})
+    elif not found:
         print("the same in every fact and every bit")
-    return int(found)
+    return 1 if found else 0
 
 
-def _copy(place: str, target: str) -> int:
+def _copy(options: argparse.Namespace) -> int:
     from train.checkpoint.stores.copy import copy
-    from train.checkpoint.stores.open import open_folder, open_root
+    from train.checkpoint.stores.open import open_root
 
+    path = newest_at(options.path)
     try:
-        print(copy(open_folder(_newest(place)), open_root(target)))
+        with reading("copying", path) as folder:
+            made = str(copy(folder, open_root(options.target)))
     except OSError as error:
-        raise CheckpointError(f"cannot write to {target}: {error}; nothing was left there") from error
-    return 0
+        raise CheckpointError(
+            f"cannot write to {options.target}: {error}; nothing was left there; correct the target"
+        ) from error
+    return _created(made, path, options.json)
 
 
 def _import(options: argparse.Namespace) -> int:
-    from train.checkpoint.importing.importers import import_checkpoint
+    from train.checkpoint.importing.importers import Request, import_checkpoint
 
-    print(import_checkpoint(options.kind, Path(options.source), options.recipe, options.target, options.trust))
+    names = ("kind", "source", "recipe", "target", "trust", "rope", "check")
+    with progress(f"importing {options.source}", None):
+        made = import_checkpoint(Request(**{name: getattr(options, name) for name in names}))
+    for note in made.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return _created(made.path, str(options.source), options.json)
+
+
+def _created(path: str, source: str, as_json: bool) -> int:
+    if as_json:
+        print_json({"path": path, "source": source})
+    else:
+        print(path)
     return 0
-
-
-def _is_checkpoint(place: str) -> bool:
-    from train.checkpoint.format.manifest import MANIFEST
-    from train.checkpoint.stores.open import open_folder
-
-    try:
-        open_folder(place).size(MANIFEST)
-    except OSError:
-        return False
-    return True
-
-
-def _root(place: str) -> str:
-    """The folder of checkpoints: the place itself, or its `checkpoints`."""
-    from train.checkpoint.stores.open import open_root
-
-    inner = f"{place.rstrip('/')}/checkpoints"
-    return inner if open_root(inner).steps() else place
-
-
-def _all(place: str) -> list[str]:
-    """The checkpoint itself, or those of a run, oldest first."""
-    from train.checkpoint.stores.open import open_root
-
-    if _is_checkpoint(place):
-        return [place]
-    root = open_root(_root(place))
-    if not (steps := root.steps()):
-        raise CheckpointError(f"{place} is no checkpoint and holds none; name a run folder or a step-N folder")
-    return [str(root.folder(step)) for step in steps]
-
-
-def _newest(place: str) -> str:
-    return _all(place)[-1]
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -1,45 +1,62 @@
-"""`keepstep report RUN`: what every second of a run was spent on, over all restarts."""
+"""`keepstep report`: show how the time of a run was spent, over all its attempts."""
 
 import argparse
-import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from launch.terminal import add_json_option, duration, print_json, print_table
 from train.errors import ConfigError
-from train.records.events import read_jsonl
+from train.records.events import last_record, read_jsonl
 from train.records.goodput import Account, account
+from train.run_folder import RunFolder
 
-WORDS = {
+KINDS = {
     "step": "steps that were kept",
     "data_wait": "waiting for data",
     "checkpoint_stall": "stalled by checkpoints",
     "evaluation": "evaluation",
     "start": "starting",
     "compile": "compiling",
-    "lost_work": "work that was lost",
+    "lost_work": "lost work",
     "down": "down between attempts",
 }
+"""Kinds of time (`train.records.goodput.ORDER`) as people read them."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    """Add the arguments of `keepstep report`."""
+    parser.epilog = "example: keepstep report runs/laptop"
+    parser.add_argument("run", type=Path, help="run folder, such as runs/laptop")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    events = options.run / "events.jsonl"
-    if not events.exists():
-        raise ConfigError(f"{events} does not exist; give the folder of a run, such as runs/laptop")
-    told = list(read_jsonl(events))
-    spent = account(told, read_jsonl(options.run / "metrics.jsonl"))
-    happened: dict[str, int] = {}
-    for event in told:
-        happened[event["kind"]] = happened.get(event["kind"], 0) + 1
-    print(json.dumps(as_json(spent, happened), indent=2) if options.json else as_text(options.run, spent, happened))
+    """Print the account of the run's time, and how often each event happened."""
+    folder = RunFolder(options.run)
+    if not folder.events.exists():
+        raise ConfigError(f"{folder.events} does not exist; give the folder of a run, such as runs/laptop")
+    events = list(read_jsonl(folder.events))
+    spent = account(events, last_record(folder.metrics, "attempt"))
+    counts = Counter(event["kind"] for event in events)
+    if options.json:
+        print_json(as_json(spent, counts))
+        return 0
+    attempts = "1 attempt" if spent.attempts == 1 else f"{spent.attempts} attempts"
+    print(
+        f"{options.run}: goodput {spent.goodput:.1%} of {duration(spent.total)} in {attempts}; "
+        f"{spent.kept_steps:,} steps kept, {spent.lost_steps:,} lost\n"
+    )
+    rows = [
+        [KINDS[kind], duration(seconds), f"{_share(seconds, spent):.1%}"] for kind, seconds in spent.seconds.items()
+    ]
+    print_table(["spent on", ">time", ">share"], rows)
+    print("\nevents: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
     return 0
 
 
-def as_json(spent: Account, happened: dict[str, int]) -> dict[str, Any]:
+def as_json(spent: Account, counts: dict[str, int]) -> dict[str, Any]:
+    """Return the account and the number of events of each kind as plain values."""
     return {
         "goodput": spent.goodput,
         "total_seconds": spent.total,
@@ -47,19 +64,9 @@ def as_json(spent: Account, happened: dict[str, int]) -> dict[str, Any]:
         "attempts": spent.attempts,
         "kept_steps": spent.kept_steps,
         "lost_steps": spent.lost_steps,
-        "events": happened,
+        "events": counts,
     }
 
 
-def as_text(folder: Path, spent: Account, happened: dict[str, int]) -> str:
-    attempts = "1 attempt" if spent.attempts == 1 else f"{spent.attempts} attempts"
-    lines = [
-        f"{folder}: goodput {spent.goodput:.1%} of {spent.total:,.1f} s in {attempts}; "
-        f"{spent.kept_steps} steps kept, {spent.lost_steps} lost",
-        "",
-    ]
-    for kind, seconds in spent.seconds.items():
-        share = seconds / spent.total if spent.total else 0.0
-        lines.append(f"  {WORDS[kind]:24} {seconds:12,.1f} s  {share:6.1%}")
-    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(happened.items()))
-    return "\n".join([*lines, "", f"  events: {counts}"])
+def _share(seconds: float, spent: Account) -> float:
+    return seconds / spent.total if spent.total else 0.0

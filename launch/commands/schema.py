@@ -1,4 +1,4 @@
-"""`keepstep schema`: the JSON schema of recipes, so that editors complete and check them."""
+"""`keepstep schema`: print the JSON schema of recipes, with which editors complete and check them."""
 
 import argparse
 
@@ -6,9 +6,11 @@ from train.config_file import recipe_schema
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """It takes no arguments."""
+    """Add an example; the command has no arguments."""
+    parser.epilog = "example: keepstep schema > recipe.schema.json"
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print the schema."""
     print(recipe_schema())
     return 0

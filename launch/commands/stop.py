@@ -1,24 +1,42 @@
-"""`keepstep stop RUN`: ask a run to save and end, from any machine that sees its folder."""
+"""`keepstep stop`: ask a run to save and stop, from any machine that sees its folder."""
 
 import argparse
+import time
 from pathlib import Path
 
-from launch.commands.status import newest_ending, require_run
+from launch.inspect.run_state import ENDINGS, run_state, waiting_jobs
+from launch.inspect.run_status import require_run
+from launch.terminal import add_json_option, print_json
 from train.errors import ConfigError
-from train.records.events import EventLog
+from train.records.events import EventLog, read_jsonl
 from train.run_folder import RunFolder
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="the run's folder, such as runs/laptop")
+    """Add the arguments of `keepstep stop`."""
+    parser.epilog = "example: keepstep stop runs/laptop"
+    parser.add_argument("run", type=Path, help="run folder, such as runs/laptop")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Leave the request in the run folder. ConfigError if the run has ended and no job of it may wait."""
     require_run(options.run)
     folder = RunFolder(options.run)
-    if ended := newest_ending(folder):
-        raise ConfigError(f"{options.run} does not run: it has {ended}; a job that waits is ended with scancel")
-    EventLog(folder.events)("stop_requested")  # tells slurm/train.sbatch not to requeue
-    folder.stop_request.touch()
-    print(f"asked {options.run} to save and stop; it does so after the step in hand")
+    events = list(read_jsonl(folder.events))
+    state, jobs = run_state(folder, events, time.time()), waiting_jobs(events)
+    if state == "finished" or (state in (*ENDINGS, "interrupted") and not jobs):
+        was = "was interrupted (killed, or its node is lost)" if state == "interrupted" else f"has {state}"
+        raise ConfigError(f"{options.run} is not running: it {was}; end a pending Slurm job with scancel")
+    EventLog(folder.events)("stop_requested")  # slurm/train.sbatch neither requeues the job nor starts the next one
+    waits = state in (*ENDINGS, "pending")
+    if not waits:  # a file without a run would stop the next start
+        folder.stop_request.touch()
+    if options.json:
+        print_json({"run": str(options.run), "stop_requested": True, "jobs": jobs})
+        return 0
+    if not waits:
+        print(f"asked {options.run} to save and stop; it does so after its current step")
+    if jobs:
+        print(f"Slurm jobs of this run that wait end as they start (`scancel {' '.join(jobs)}` ends them now)")
     return 0

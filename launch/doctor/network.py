@@ -1,8 +1,7 @@
-"""Names, addresses, ports and clocks for `keepstep doctor`.
+"""Names, addresses, ports and clocks, for `keepstep doctor`.
 
-Under a launcher (`srun keepstep doctor --cluster`) the nodes also call each other: every node connects to the first at
-a port of the range that runs use, and both tell their clocks. So a firewall and a clock that is off are found by the
-way that a run would meet them.
+Under a launcher (`srun keepstep doctor --cluster`) every node also connects to the first one, at a port of the range
+that runs use, and they compare clocks. So a firewall or a wrong clock is found in the same way as by a run.
 """
 
 import ctypes
@@ -20,26 +19,30 @@ from parallel.environ import FIRST_PORT, PORTS, World
 from parallel.errors import LaunchError
 
 RANGE = range(FIRST_PORT, FIRST_PORT + PORTS)
-"""Where the job script and `srun python -m train` meet; each attempt at another port of it."""
-MEET_SECONDS = 30.0
+"""Ports at which the nodes of a Slurm job rendezvous; each attempt uses another one (`job_port`)."""
+CONNECT_SECONDS = 30.0
+"""Longest time that the nodes wait for each other."""
 TIME_ERROR = 5
-"""What adjtimex answers while the kernel's clock is not synchronised."""
+"""Answer of adjtimex while the kernel's clock is not synchronised."""
 SKEW_SECONDS, BAD_SKEW_SECONDS = 1.0, 60.0
+"""Differences between clocks that are a note and a problem."""
 
 
 def name_finding(host: str, resolve: Callable[[str], str | None]) -> Finding:
+    """Return whether other nodes can reach this machine by its own name."""
     address = resolve(host)
     if address is None or address.startswith("127."):
         return Finding(
             "note",
-            f"the name {host} stands for {address or 'nothing'} here",
-            "programs that listen on their own name are not reached by other nodes",
-            "keepstep uses addresses; for torchrun by hand give --local-addr and GLOO_SOCKET_IFNAME",
+            f"the name {host} resolves to {address or 'nothing'} here",
+            "other nodes cannot reach a program that listens at its own host name",
+            "nothing for keepstep, which uses addresses; for torchrun by hand, set --local-addr and GLOO_SOCKET_IFNAME",
         )
-    return Finding("ok", f"the name {host} stands for {address}")
+    return Finding("ok", f"the name {host} resolves to {address}")
 
 
 def resolve(host: str) -> str | None:
+    """Return the address of a host name; None if it has none."""
     try:
         return socket.gethostbyname(host)
     except socket.gaierror:
@@ -47,29 +50,34 @@ def resolve(host: str) -> str | None:
 
 
 def interface_finding(addresses: Mapping[str, str], fast: Collection[str]) -> Finding:
-    """`addresses`: interface by address; `fast`: InfiniBand and RoCE devices."""
+    """Return the network interfaces, given the interface of each address and the RDMA devices in `fast`."""
     if not addresses:
-        return Finding("note", "no network interface but loopback", "a run stays on this machine", "fine for one node")
-    places = ", ".join(f"{interface} {address}" for address, interface in addresses.items())
-    return Finding("ok", f"network: {places}; RDMA devices: {', '.join(sorted(fast)) or 'none'}")
+        return Finding(
+            "note", "no network interface but loopback", "a run cannot leave this machine", "nothing, for one node"
+        )
+    interfaces = ", ".join(f"{interface} {address}" for address, interface in addresses.items())
+    return Finding("ok", f"network: {interfaces}; RDMA devices: {', '.join(sorted(fast)) or 'none'}")
 
 
 def rdma_devices() -> list[str]:
+    """Return the names of InfiniBand and RoCE devices."""
     folder = Path("/sys/class/infiniband")
     return sorted(device.name for device in folder.iterdir()) if folder.is_dir() else []
 
 
 def port_findings(ephemeral: range, reserved: str, taken: Mapping[int, str]) -> Iterator[Finding]:
-    """`ephemeral`: where outgoing connections get their ports, `reserved`: those that they don't (as the kernel writes
-    it); `taken`: ports of RANGE that cannot be bound, and why."""
+    """Yield whether a run gets the ports of RANGE.
+
+    `ephemeral` holds the ports of outgoing connections; `reserved`, in the kernel's format, those that are exempt;
+    `taken` the ports of RANGE that cannot be bound, with the reason."""
     first, last = RANGE[0], RANGE[-1]
     if taken:
         some = ", ".join(str(port) for port in sorted(taken)[:5]) + (", ..." if len(taken) > 5 else "")
         yield Finding(
             "problem" if len(taken) == len(RANGE) else "note",
             f"{len(taken)} of the ports {first} to {last} cannot be bound: {some} ({next(iter(taken.values()))})",
-            "an attempt that draws such a port fails at its start",
-            "end what listens there (ss -ltnp), or start by hand with --head HOST:PORT",
+            "an attempt whose port is one of them fails at its start",
+            "end the program that listens there (ss -ltnp), or start by hand with --head HOST:PORT",
         )
     else:
         yield Finding("ok", f"ports {first} to {last} are free")
@@ -78,12 +86,13 @@ def port_findings(ephemeral: range, reserved: str, taken: Mapping[int, str]) -> 
         yield Finding(
             "note",
             f"outgoing connections take ports from {ephemeral.start} to {ephemeral.stop - 1}",
-            f"now and then one holds the port of {first} to {last} at which a run wants to meet",
+            f"one of them may occupy the port, of {first} to {last}, that a run needs",
             f"sysctl net.ipv4.ip_local_reserved_ports={first}-{last}",
         )
 
 
 def ports_here() -> Iterator[Finding]:
+    """Yield whether a run gets the ports of RANGE on this machine."""
     kernel = Path("/proc/sys/net/ipv4")
     low, high = (int(word) for word in (kernel / "ip_local_port_range").read_text().split())
     reserved = (kernel / "ip_local_reserved_ports").read_text().strip()
@@ -91,8 +100,8 @@ def ports_here() -> Iterator[Finding]:
 
 
 def _taken() -> dict[int, str]:
-    """Bound for a moment, not listened on."""
-    found = {}
+    """Return the ports of RANGE that cannot be bound, with the reason. Binds each for a moment without listening."""
+    found: dict[int, str] = {}
     for port in RANGE:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,37 +113,38 @@ def _taken() -> dict[int, str]:
 
 
 def clock_state() -> int:
-    """The kernel's answer: 0 to 4 are synchronised."""
+    """Return the state of the kernel's clock from adjtimex: 0 to 4 mean synchronised."""
     timex = ctypes.create_string_buffer(256)  # all zero: change nothing
     return ctypes.CDLL(None).adjtimex(timex)
 
 
 def clock_finding(state: int) -> Finding:
+    """Return whether the clock is synchronised, given the answer of adjtimex."""
     if state == TIME_ERROR:
         return Finding(
             "note",
-            "nothing tells the kernel that its clock is right",
-            "clocks of nodes drift apart: their logs don't line up, munge and object stores refuse after minutes",
-            "run chrony or systemd-timesyncd (in a container or virtual machine: on its host)",
+            "the clock is not synchronised",
+            "clocks of nodes drift apart: their logs do not line up; munge and object stores refuse after minutes",
+            "run chrony or systemd-timesyncd (for a container or virtual machine, on its host)",
         )
     return Finding("ok", "the clock is synchronised")
 
 
 def skew_finding(seconds: float, other: str) -> Finding:
-    """How far another clock is ahead of this one."""
+    """Return whether another clock, `seconds` ahead of this one, is close enough."""
     what = f"the clock of {other} is {seconds:+.3f} s from this one"
     if abs(seconds) < SKEW_SECONDS:
         return Finding("ok", what)
     return Finding(
         "problem" if abs(seconds) >= BAD_SKEW_SECONDS else "note",
         what,
-        "logs and events of nodes don't line up; munge refuses jobs at 300 s, object stores at 900 s",
+        "logs and events of nodes do not line up; munge refuses jobs at 300 s, object stores at 900 s",
         "run chrony or systemd-timesyncd on both",
     )
 
 
 def file_clock_finding(folder: Path) -> Finding:
-    """The clock of whoever keeps the files: of a network file system, another machine's."""
+    """Return whether the file system's clock is right; a network file system has the clock of its server."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".keepstep-doctor-") as file:
         before = time.time()
         file.write(b"x")
@@ -144,54 +154,55 @@ def file_clock_finding(folder: Path) -> Finding:
     return skew_finding(written - min(max(written, before), after), f"the file system of {folder.resolve()}")
 
 
-def meet(world: World) -> list[Finding]:
-    """Call the first node, or on it, wait for the calls of all others. Collective among the launcher's processes."""
-    port = FIRST_PORT + (world.port - FIRST_PORT + PORTS // 2) % PORTS  # not the one that a run in this step would use
+def check_connections(world: World) -> list[Finding]:
+    """Connect to the first node, or on it, wait for the connections of all others. Collective."""
+    port = FIRST_PORT + (world.port - FIRST_PORT + PORTS // 2) % PORTS  # a run in this step would use world.port
     if world.rank == 0:
         return list(_answer(port, world.world_size - 1))
     try:
-        wait_for_head(world.head, port, MEET_SECONDS)
-        with socket.create_connection((world.head, port), timeout=MEET_SECONDS) as call:
+        wait_for_head(world.head, port, CONNECT_SECONDS)
+        with socket.create_connection((world.head, port), timeout=CONNECT_SECONDS) as connection:
             before = time.time()
-            call.sendall(f"{socket.gethostname()} rank {world.rank}\n".encode())
-            theirs, after = float(call.recv(64)), time.time()
+            connection.sendall(f"{socket.gethostname()} rank {world.rank}\n".encode())
+            clock_of_head, after = float(connection.recv(64)), time.time()
     except (LaunchError, OSError, ValueError) as error:
         return [
             Finding(
                 "problem",
-                f"{endpoint(world.head, port)} on the first node is not reached: {error}",
-                "the ranks of a run meet there",
-                f"open TCP ports {RANGE[0]} to {RANGE[-1]} and the ephemeral ones between nodes",
+                f"{endpoint(world.head, port)} on the first node cannot be reached: {error}",
+                "the ranks of a run rendezvous there",
+                f"open TCP ports {RANGE[0]} to {RANGE[-1]} and the ephemeral ports between the nodes",
             )
         ]
     return [
         Finding("ok", f"the first node answers at {endpoint(world.head, port)}"),
-        skew_finding(theirs - (before + after) / 2, world.head),
+        skew_finding(clock_of_head - (before + after) / 2, world.head),
     ]
 
 
-def _answer(port: int, calls: int) -> Iterator[Finding]:
-    """Take calls until all have come or the time is over."""
-    callers: list[str] = []
-    deadline = time.monotonic() + MEET_SECONDS
+def _answer(port: int, expected: int) -> Iterator[Finding]:
+    """Accept connections until all have come or the time is over; send the clock to each."""
+    names: list[str] = []
+    deadline = time.monotonic() + CONNECT_SECONDS
     with socket.create_server(("", port), backlog=512) as server:
-        while len(callers) < calls and time.monotonic() < deadline:
+        while len(names) < expected and time.monotonic() < deadline:
             server.settimeout(max(0.1, deadline - time.monotonic()))
             try:
-                call, _ = server.accept()
-                with call:
-                    call.settimeout(2)
-                    if name := call.recv(256).decode():  # `wait_for_head` hangs up without a word
-                        call.sendall(f"{time.time():.6f}\n".encode())
-                        callers.append(name.strip())
+                connection, _ = server.accept()
+                with connection:
+                    connection.settimeout(2)
+                    if name := connection.recv(256).decode():  # `wait_for_head` closes its connection without a name
+                        connection.sendall(f"{time.time():.6f}\n".encode())
+                        names.append(name.strip())
             except OSError:
                 continue
-    if len(callers) == calls:
-        yield Finding("ok", f"all {calls} others called")
+    if len(names) == expected:
+        yield Finding("ok", f"all {expected} other nodes connected")
     else:
         yield Finding(
             "problem",
-            f"{len(callers)} of {calls} others called within {MEET_SECONDS:.0f} s: {', '.join(callers) or 'none'}",
+            f"{len(names)} of {expected} other nodes connected within {CONNECT_SECONDS:.0f} s: "
+            f"{', '.join(names) or 'none'}",
             "a run on these nodes would not start",
-            "look at the lines of the others",
+            "see the findings of the nodes that are missing",
         )

@@ -1,4 +1,4 @@
-"""Slurm's settings for `keepstep doctor --cluster`: those that decide whether a run survives."""
+"""Slurm's settings that decide whether a run survives, for `keepstep doctor --cluster`."""
 
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from launch.doctor.versions import numbers
 
 
 def slurm_findings() -> list[Finding]:
-    """From `scontrol show config`."""
+    """Return the findings about the settings that `scontrol show config` prints."""
     try:
         result = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -18,32 +18,35 @@ def slurm_findings() -> list[Finding]:
 
 
 def judge_slurm(config: Mapping[str, str]) -> Iterator[Finding]:
-    """From the names and values of `scontrol show config`."""
+    """Yield the findings about these settings, given by name."""
     yield Finding("ok", f"Slurm {config.get('SLURM_VERSION', '?')}, cluster {config.get('ClusterName', '?')}")
     if config.get("JobRequeue") == "0":
         yield Finding(
-            "note", "JobRequeue is 0", "jobs are not requeued unless they ask", "train.sbatch asks: --requeue"
+            "note",
+            "JobRequeue is 0",
+            "a job is requeued only if it has --requeue",
+            "nothing for slurm/train.sbatch, which has --requeue",
         )
     seconds = numbers(config.get("KillWait", "30"))[:1]
     if seconds and seconds[0] < 30:
         yield Finding(
             "problem",
             f"KillWait is {seconds[0]} s",
-            "a cancelled or preempted job has so long to save",
+            "a cancelled or preempted job has only this long to save",
             "raise it, or save more often (checkpoint.every)",
         )
     preempts = config.get("PreemptMode", "OFF") not in ("OFF", "(null)")
     if preempts and "preempt_send_user_signal" not in config.get("SlurmctldParameters", ""):
         yield Finding(
             "note",
-            "preemption comes without the warning signal",
-            "a preempted job gets TERM only, and KILL after KillWait or the partition's grace time",
-            "SlurmctldParameters=preempt_send_user_signal, and GraceTime in the partition",
+            "preemption sends no warning signal",
+            "a preempted job gets TERM, and KILL after KillWait or the partition's grace time",
+            "set SlurmctldParameters=preempt_send_user_signal, and a GraceTime in the partition",
         )
     if "linuxproc" in config.get("ProctrackType", "") or "pgid" in config.get("ProctrackType", ""):
         yield Finding(
             "note",
             f"ProctrackType is {config['ProctrackType']}",
-            "processes that leave their group outlive a job",
-            "proctrack/cgroup; keepstep ends its own left-over processes either way",
+            "processes that leave their process group outlive a job",
+            "set proctrack/cgroup; keepstep kills its own leftover processes in any case",
         )

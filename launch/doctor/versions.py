@@ -1,7 +1,7 @@
-"""Versions for `keepstep doctor`: what is installed, found without importing any of it, and what is known to fail.
+"""Installed versions, and combinations that are known to fail, for `keepstep doctor`. Imports no package it reports on.
 
-A row of `KNOWN_BAD` is there because somebody met it and said so in public; `source` is where. Rows that maintainers
-confirmed are problems, single reports are notes.
+Every row of `KNOWN_BAD` cites a public report in `source`. Rows that maintainers confirmed are problems, single reports
+are notes.
 """
 
 import importlib.metadata
@@ -19,18 +19,24 @@ from launch.doctor.finding import Finding
 
 PACKAGES = ("torch", "deepspeed", "transformers", "safetensors", "mpi4py")
 Range = tuple[str, str]
-"""From the first version to before the second; "" for no bound. An absent version is in no range."""
+"""Versions from the first to before the second; "" means no bound. A package that is not installed is in no range."""
 
 
 @dataclass(frozen=True)
 class KnownBad:
+    """A combination of versions that fails."""
+
     versions: Mapping[str, Range]
-    """All of which must hold."""
+    """Range of each package; the row applies if all are inside."""
     why: str
+    """The failure."""
     do: str
+    """The remedy."""
     source: str
+    """URL of the report."""
     level: Literal["note", "problem"] = "problem"
     machine: str = ""
+    """Architecture to which the row applies; "": any."""
 
 
 KNOWN_BAD = (
@@ -42,7 +48,7 @@ KNOWN_BAD = (
     ),
     KnownBad(
         {"nccl": ("", "2.29.3")},
-        "on ARM, collectives that use the proxy stop for ever without an error",
+        "on ARM, collectives that use the proxy hang without an error",
         "pip install the nvidia-nccl package of your CUDA, 2.29.3 or later",
         "https://github.com/NVIDIA/nccl/issues/2353",
         machine="aarch64",
@@ -55,14 +61,14 @@ KNOWN_BAD = (
     ),
     KnownBad(
         {"nccl": ("", ""), "driver": ("560", "570")},
-        "NCCL was seen to hang where GPUs reach each other directly",
+        "NCCL is reported to hang with peer-to-peer access between GPUs",
         "upgrade the driver to 570, or try NCCL_P2P_DISABLE=1",
         "https://github.com/dmlc/xgboost/issues/11242",
         level="note",
     ),
     KnownBad(
         {"nccl": ("", ""), "kernel": ("", "5.5")},
-        "several GPUs were seen to hang under Linux before 5.5",
+        "runs on several GPUs are reported to hang under Linux before 5.5",
         "upgrade the kernel",
         "https://github.com/huggingface/accelerate/issues/1929",
         level="note",
@@ -83,7 +89,7 @@ KNOWN_BAD = (
 
 
 def installed() -> dict[str, str]:
-    """By name; "" for what is absent. Imports nothing."""
+    """Return the version of each package, of CUDA, NCCL, the driver and the kernel; "" if it is not installed."""
     found = {name: _package(name) for name in PACKAGES}
     found["cuda"] = _cuda_of_torch()
     found["nccl"] = next(filter(None, (_package(f"nvidia-nccl-cu{cuda}") for cuda in (13, 12))), "")
@@ -93,24 +99,26 @@ def installed() -> dict[str, str]:
 
 
 def version_findings(versions: Mapping[str, str], python: str, machine: str) -> Iterator[Finding]:
-    """What is installed, what is too old for Keepstep, and what fails together."""
-    yield Finding("ok", f"Python {python}, " + ", ".join(f"{n} {v or 'absent'}" for n, v in versions.items()))
+    """Yield what is installed, what is too old for Keepstep, and which combinations fail."""
+    yield Finding("ok", f"Python {python}, " + ", ".join(f"{n} {v or 'not installed'}" for n, v in versions.items()))
     torch = numbers(versions.get("torch", ""))
     if not torch:
         yield Finding("problem", "torch is not installed", "nothing trains without it", "pip install 'torch>=2.11'")
     elif torch < (2, 11):
         yield Finding(
-            "problem", f"torch {versions['torch']}", "FSDP2 and DCP lack what is used here", "upgrade to 2.11"
+            "problem", f"torch {versions['torch']}", "FSDP2 and DCP lack features that Keepstep uses", "upgrade to 2.11"
         )
     if versions.get("deepspeed") and numbers(versions["deepspeed"]) < (0, 19, 8):
         yield Finding(
             "problem",
             f"deepspeed {versions['deepspeed']}",
-            "the engines zero1 to zero3 read its inner state, which differs before 0.19.8",
+            "the engines zero1 to zero3 read its internal state, which differs before 0.19.8",
             "pip install deepspeed==0.19.8",
         )
     if not versions.get("mpi4py"):
-        yield Finding("note", "mpi4py is absent", "`mpirun python -m train` needs it", "use torchrun, or install it")
+        yield Finding(
+            "note", "mpi4py is not installed", "`mpirun python -m train` needs it", "use torchrun, or install it"
+        )
     for row in KNOWN_BAD:
         if row.machine in ("", machine) and all(_inside(versions.get(n, ""), r) for n, r in row.versions.items()):
             what = " with ".join(f"{name} {versions[name]}" for name in row.versions)
@@ -125,13 +133,13 @@ def _inside(version: str, bounds: Range) -> bool:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: `6.1.0-18-amd64` is (6, 1, 0), `2.13.0+cu130` (2, 13, 0)."""
+    """Return the leading numbers of a version: `6.1.0-18-amd64` gives (6, 1, 0), `2.13.0+cu130` gives (2, 13, 0)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(word) for word in match[0].split(".")) if match else ()
 
 
 def driver() -> str:
-    """Of NVIDIA's GPUs; "" if there is none, or it does not answer."""
+    """Return the version of the NVIDIA driver; "" if there is none or nvidia-smi fails."""
     if not shutil.which("nvidia-smi"):
         return ""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -147,7 +155,7 @@ def _package(name: str) -> str:
 
 
 def _cuda_of_torch() -> str:
-    """What torch was built for, from its version.py: packages from PyPI don't say it in their version."""
+    """Return the CUDA version that torch was built for, from its version.py; packages from PyPI lack it in theirs."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""

@@ -1,7 +1,7 @@
-"""torchrun, except that ranks which ended on purpose are not started again, and their exit code is this one's.
+"""torchrun, with two changes: ranks that ended on purpose are not restarted, and their exit code becomes this one's.
 
-torchrun knows only zero and non-zero: it would restart a run that stopped on request (75) or cannot succeed (2), and
-answers 1 for every failure. Takes torchrun's arguments:
+torchrun alone knows zero and non-zero. It would restart a run that was stopped on request (75) or that cannot succeed
+(2), and it exits with 1 for every failure. The arguments are torchrun's:
 
     python -m launch.supervise.agent --nproc-per-node=2 ... COMMAND
 """
@@ -17,15 +17,25 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.supervise.network import JOIN_SECONDS
 from launch.supervise.rank_logs import Failure, RankLogs, last_lines
 from train.exit_codes import FAILED, FAILED_FOR_GOOD, FINISHED, STOPPED
+from train.health.safe_output import protect_output
+
+HEAD_LOST, NODES_MISSING = 121, 122
+"""Exit codes for the supervisor, which knows more (`supervisor._explained`): the connection to node 0 broke while no
+rank of this node had failed; not all nodes came to the rendezvous."""
 
 
-def outcome(exit_codes: Collection[int]) -> int:
-    """One exit code for a group of ranks: a failure for good outweighs a stop, a stop outweighs a failure.
+class _NodesMissingError(Exception):
+    """Not all nodes came to the rendezvous; the message is their number."""
 
-    A failure for good on one rank breaks the collectives of the others, which then exit with 1; a rank that says
-    "stopped" has a checkpoint that all ranks took part in.
+
+def group_exit_code(exit_codes: Collection[int]) -> int:
+    """Return one exit code for a group of ranks: a failure for good outweighs a stop, a stop outweighs a failure.
+
+    A failure for good on one rank breaks the collectives of the others, which then exit with 1. A rank that exits with
+    75 has a checkpoint in which all ranks took part.
     """
     for code in (FAILED_FOR_GOOD, STOPPED):
         if code in exit_codes:
@@ -35,7 +45,7 @@ def outcome(exit_codes: Collection[int]) -> int:
 
 @contextlib.contextmanager
 def _quiet_import() -> Iterator[None]:
-    """torch, as it is imported in here, tells of lost nodes without pages of C++ frames; its ranks keep theirs."""
+    """Keep torch in this process, but not in the ranks, from printing pages of C++ frames about lost nodes."""
     name = "TORCH_CPP_LOG_LEVEL"
     if name in os.environ:
         yield
@@ -46,7 +56,10 @@ def _quiet_import() -> Iterator[None]:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run torchrun with these arguments and return the exit code of the ranks."""
+    protect_output()
     with _quiet_import():
+        from torch.distributed import DistError
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -57,63 +70,94 @@ def main(argv: Sequence[str]) -> int:
     logs = RankLogs(Path(options.log_dir), terminal=sys.stderr.isatty())
     torchrun._get_logs_specs_class = lambda _: lambda **_: logs  # pyright: ignore[reportAttributeAccessIssue]
     api.LocalElasticAgent = _agent_class(logs)
-    for name in ("multiprocessing.api", "rendezvous.dynamic_rendezvous"):
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)  # we say it better
+    for name in ("multiprocessing.api", "rendezvous.dynamic_rendezvous", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)  # reported below instead
     try:
         torchrun.run(options)
     except ChildFailedError as error:
-        return outcome([failure.exitcode for failure in error.failures.values()])
+        return group_exit_code([failure.exitcode for failure in error.failures.values()])
     except SignalException as error:
         print(f"keepstep: ranks killed on {signal.Signals(error.sigval).name}", file=sys.stderr)
         return FAILED
-    except RendezvousError as error:
-        print(f"keepstep: the nodes did not meet: {type(error).__name__}: {error}", file=sys.stderr)
-        return FAILED
+    except _NodesMissingError as came:
+        print(
+            f"keepstep: {came} of {options.nnodes} nodes came to the rendezvous at {options.rdzv_endpoint} within "
+            f"{JOIN_SECONDS} s; start the others too, and check that they reach that address",
+            file=sys.stderr,
+        )
+        return NODES_MISSING
+    except (RendezvousError, DistError):  # the store of the rendezvous is in the agent of node 0
+        return HEAD_LOST
     finally:
-        logs.show_all()
+        logs.close()
     return FINISHED
 
 
 def _agent_class(logs: RankLogs) -> Any:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
     class Agent(LocalElasticAgent):
+        def _rendezvous(self, worker_group: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+            came = _count_nodes(worker_group.spec.rdzv_handler)
+            try:
+                super()._rendezvous(worker_group)  # pyright: ignore[reportCallIssue]
+            except RendezvousTimeoutError:
+                raise _NodesMissingError(max(came)) from None
+
         def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
             result: Any = super()._monitor_workers(worker_group)  # pyright: ignore[reportCallIssue]
             if result.is_failed():
-                code = outcome([failure.exitcode for failure in result.failures.values()])
+                code = group_exit_code([failure.exitcode for failure in result.failures.values()])
                 if code in (STOPPED, FAILED_FOR_GOOD):
                     self._remaining_restarts = 0
                 if code != STOPPED:
-                    _tell_root_cause(result.failures, logs, self._remaining_restarts)
+                    _report_root_cause(result.failures, logs, self._remaining_restarts)
             return result
 
     return Agent
 
 
-def _tell_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: int) -> None:
-    """Show the rank that failed first, and the end of what it said unless all of it was shown already (local rank 0);
-    and note it for `keepstep status`."""
+def _count_nodes(handler: Any) -> list[int]:
+    """Return a list to which the rendezvous appends the number of nodes at each of its exchanges.
+
+    At the time limit each node withdraws before torchrun raises its error, so the last number is too small."""
+    holder, came = handler._state_holder, [1]
+    exchange = holder.sync
+
+    def counted() -> Any:
+        result = exchange()
+        came.append(len(holder.state.participants))
+        return result
+
+    holder.sync = counted
+    return came
+
+
+def _report_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: int) -> None:
+    """Print which rank failed first and the end of its log, and save both for `keepstep status`.
+
+    The log of local rank 0 is not printed: the launcher shows its output already."""
     logs.show_all()
     rank, first = min(failures.items(), key=lambda item: _suspicion(item[1].timestamp, item[1].exitcode))
     ending = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
     log = logs.files.get(first.local_rank)
     lines = last_lines(log) if log else []
-    then = f"starting all ranks again ({restarts_left} restarts left)" if restarts_left else "giving up"
-    text = [f"keepstep: rank {rank} (pid {first.pid}) ended first, by {ending}; {then}"]
+    action = f"restarting all ranks ({restarts_left} restarts left)" if restarts_left else "giving up"
+    text = [f"keepstep: rank {rank} (pid {first.pid}) failed first ({ending}); {action}"]
     text += [f"  rank {rank} | {line}" for line in lines if first.local_rank]
     print("\n".join(text), file=sys.stderr, flush=True)
-    silent = first.exitcode == FAILED and not any(line.startswith("keepstep: ") for line in lines)
-    suspicion = (first.exitcode == -signal.SIGTERM, silent, first.exitcode != FAILED_FOR_GOOD)
+    only_lost_a_peer = first.exitcode == FAILED and not any(line.startswith("keepstep: ") for line in lines)
+    suspicion = (first.exitcode == -signal.SIGTERM, only_lost_a_peer, first.exitcode != FAILED_FOR_GOOD)
     failure = Failure(time.time(), rank, socket.gethostname(), ending, suspicion, str(log or ""), lines)
     try:
         failure.save(Path(logs.root_log_dir))
     except OSError as error:
-        print(f"keepstep: the failure was not noted: {error}", file=sys.stderr)
+        print(f"keepstep: the failure was not saved for `keepstep status`: {error}", file=sys.stderr)
 
 
 def _suspicion(second: int, exit_code: int) -> tuple[bool, int, bool, bool]:
-    """Sorts the root cause first: torchrun itself sends SIGTERM to the rest, and its clock counts whole seconds."""
+    """Return a key that sorts the root cause first: torchrun sends SIGTERM to the rest, and counts whole seconds."""
     return exit_code == -signal.SIGTERM, second, exit_code != FAILED_FOR_GOOD, exit_code >= 0
 
 

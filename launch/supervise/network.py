@@ -1,13 +1,25 @@
-"""Where the nodes of one run meet: the head's port, and waiting for it. Addresses are in `parallel/addresses.py`."""
+"""The rendezvous of a run's nodes: the head's address and port, and waiting for it.
 
+    python -m launch.supervise.network port JOB ATTEMPT     # prints the port of one attempt of a Slurm job
+
+`parallel/addresses.py` finds this machine's addresses.
+"""
+
+import argparse
 import socket
+import sys
 import time
+from collections.abc import Sequence
 
+from parallel.environ import job_port
 from parallel.errors import LaunchError
+
+JOIN_SECONDS = 280
+"""Longest time that nodes wait for each other at the start."""
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """`host:port`, with IPv6 literals in brackets: `[fe80::1]:29400`."""
+    """Return host and port of `host:port`. IPv6 addresses are in brackets: `[fe80::1]:29400`. LaunchError if wrong."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -19,11 +31,12 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def endpoint(host: str, port: int) -> str:
+    """Return `host:port`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_free(port: int) -> None:
-    """LaunchError if something listens on the port of this machine, the head."""
+    """Raise LaunchError if another program listens on this port of this machine, which is the head."""
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -36,8 +49,8 @@ def check_free(port: int) -> None:
 
 
 def wait_for_head(host: str, port: int, wait_seconds: float) -> None:
-    """Until node 0 listens; says every 10 s that it waits. LaunchError after `wait_seconds`."""
-    start = said = time.monotonic()
+    """Wait until node 0 listens, and print a line every 10 s. LaunchError after `wait_seconds`."""
+    start = last_report = time.monotonic()
     while True:
         try:
             socket.create_connection((host, port), timeout=2).close()
@@ -50,7 +63,22 @@ def wait_for_head(host: str, port: int, wait_seconds: float) -> None:
                 f"node 0 does not answer at {endpoint(host, port)} after {wait_seconds:.0f} s ({reason}); start it "
                 "with --node-rank 0, or correct --head"
             )
-        if now - said > 10:
-            said = now
+        if now - last_report > 10:
+            last_report = now
             print(f"keepstep: waiting for node 0 at {endpoint(host, port)} ({reason})", flush=True)
         time.sleep(0.3)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the port at which the nodes of one attempt of a Slurm job rendezvous; slurm/train.sbatch asks for it."""
+    parser = argparse.ArgumentParser(prog="python -m launch.supervise.network")
+    parser.add_argument("action", choices=("port",))
+    parser.add_argument("job", type=int, help="SLURM_JOB_ID")
+    parser.add_argument("attempt", type=int, help="SLURM_RESTART_COUNT, or 0")
+    options = parser.parse_args(argv)
+    print(job_port(options.job, options.attempt))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,13 @@
-"""Where ranks write: one file for each node and rank, `RUN/logs/HOST/rank-N.log`, which later starts append to.
+"""Output of ranks: one file for each node and rank, `RUN/logs/HOST/rank-N.log`, to which every start appends.
 
-torchrun's own way is a folder for each start and a file for each stream, opened anew. Here it is told that ranks write
-to no file of its own; the shell line REDIRECT, which starts every rank, appends both streams to the rank's file. What
-the first rank of a node says is shown here as well. On a terminal that rank keeps the terminal and has no file.
+torchrun would make a new folder for each start and a new file for each stream. Here it writes no files: the shell line
+REDIRECT, which starts every rank, appends both streams to the rank's file. The output of a node's first rank is also
+shown by the launcher. If the launcher has a terminal, that rank writes to the terminal and has no file.
 """
 
+import fcntl
 import json
+import os
 import sys
 import threading
 import time
@@ -19,21 +21,22 @@ REDIRECT = f'[ -z "${VARIABLE}" ] || exec >>"${VARIABLE}" 2>&1; exec "$@"'
 HEADER = "=== "
 FAILURE = "failure.json"
 LAST_LINES = 30
-"""Of a failing rank's log."""
+"""Lines of a failed rank's log that are shown and saved."""
 
 
 class RankLogs:
-    """What torchrun asks for the places of its ranks' output (its `LogsSpecs`), once for each start of the ranks."""
+    """Where torchrun sends the output of its ranks (torchrun's `LogsSpecs`), used at each start of the ranks."""
 
     def __init__(self, folder: Path, terminal: bool) -> None:
+        self._lock, folder = _own_folder(folder)
         self.root_log_dir = str(folder)
         self.files: dict[int, Path] = {}
-        """By local rank, of the newest start."""
+        """Log file of each local rank, for the newest start."""
         self._folder, self._terminal = folder, terminal
         self._shown: Follower | None = None
 
     def reify(self, envs: dict[int, dict[str, str]]) -> Any:
-        """Tells each rank's file that a new start follows, and each rank its file."""
+        """Begin a start: write a header to each rank's file, and set the file in each rank's environment `envs`."""
         from torch.distributed.elastic.multiprocessing.api import LogsDest
 
         self.show_all()
@@ -62,27 +65,53 @@ class RankLogs:
             self._shown = Follower(file, end, prefix, sys.stderr)
 
     def show_all(self) -> None:
-        """The rest of what the first rank said before it ended."""
+        """Show the rest of the first rank's output, and stop following its file."""
         if self._shown is not None:
             self._shown.close()
             self._shown = None
 
+    def close(self) -> None:
+        """Show the rest, and let another launcher use the folder."""
+        self.show_all()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _own_folder(folder: Path) -> tuple[int | None, Path]:
+    """Return a lock on the folder and the folder, or None and a folder beside it if another launcher uses it.
+
+    The run's lease refuses the ranks of a second launcher. Its logs must not mix with those of the first."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
+    except OSError:
+        return None, folder
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None, folder / f"beside-{os.getpid()}"
+    except OSError:  # a file system without locks
+        pass
+    return lock, folder
+
 
 def header(env: Mapping[str, str]) -> str:
-    """The line that begins what a start of a rank wrote."""
-    place = f"rank {env['RANK']} of {env['WORLD_SIZE']}, {env['TORCHELASTIC_RUN_ID']}"
-    return f"{HEADER}{time.strftime('%F %T')} {place}, restart {env['TORCHELASTIC_RESTART_COUNT']}\n"
+    """Return the line that begins the output of one start of a rank."""
+    rank = f"rank {env['RANK']} of {env['WORLD_SIZE']}, {env['TORCHELASTIC_RUN_ID']}"
+    return f"{HEADER}{time.strftime('%F %T')} {rank}, restart {env['TORCHELASTIC_RESTART_COUNT']}\n"
 
 
 def last_lines(log: Path) -> list[str]:
-    """The end of what a rank has written since it was started last."""
+    """Return the last lines that a rank wrote since its newest start, LAST_LINES at most."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith(HEADER)]
     return lines[starts[-1] + 1 :][-LAST_LINES:] if starts else lines[-LAST_LINES:]
 
 
 class Follower:
-    """Shows what is added to a file, from a position on."""
+    """A thread that copies new lines of a file, from a position on, to another stream."""
 
     def __init__(self, file: Path, position: int, prefix: str, out: TextIO) -> None:
         self._file, self._position, self._prefix, self._out = file, position, prefix, out
@@ -95,40 +124,43 @@ class Follower:
             lines.seek(self._position)
             ended = False
             while not ended:
-                ended = self._ended.wait(0.1)  # what was written until then is shown below
+                ended = self._ended.wait(0.1)  # read once more after the end
                 for line in lines:
                     self._out.write(self._prefix + line)
                 self._out.flush()
 
     def close(self) -> None:
+        """Copy the rest of the file and end the thread."""
         self._ended.set()
         self._thread.join()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The rank of a node that failed first."""
+    """The rank of a node that failed first, as saved in `failure.json`."""
 
     time: float
+    """Seconds since the epoch."""
     rank: int
     host: str
     ending: str
     """`exit code 1` or `signal SIGKILL`."""
     suspicion: tuple[bool, ...]
-    """The lower, the more likely the cause of the others' failures."""
+    """Sort key over nodes: the lowest is most likely the cause of the other failures."""
     log: str
+    """Path of the rank's log; "" if it wrote to the terminal."""
     lines: list[str]
-    """The end of the log."""
+    """Last lines of the log."""
 
     def save(self, folder: Path) -> None:
-        """Beside the logs of the node; replaces that of an earlier failure."""
+        """Write `failure.json` beside the logs of the node, in place of an earlier failure's."""
         part = folder / f".{FAILURE}.part"
         part.write_text(json.dumps(asdict(self)), encoding="utf-8")
         part.replace(folder / FAILURE)
 
 
 def root_cause(logs: Path, since: float) -> Failure | None:
-    """Of the failures that nodes noted after a moment, the one that caused the others."""
+    """Return the failure that caused the others, among those that nodes saved since a moment; None if there is none."""
     found = []
     for file in logs.glob(f"*/{FAILURE}"):
         try:

@@ -1,57 +1,65 @@
-"""What the job script does when the ranks have ended: go on in a new attempt, or let it be. Used by slurm/train.sbatch.
+"""The decision whether a Slurm job is requeued after its ranks have ended. Called by slurm/train.sbatch.
 
-    python -m launch.supervise.requeue mark RUN            # before: the time, and the newest checkpoint's step
-    python -m launch.supervise.requeue decide RUN ...      # after: prints "requeue: why" or "leave: why"
+    python -m launch.supervise.requeue mark RUN ...       # before the start: prints the time and the newest step
+    python -m launch.supervise.requeue decide RUN ...     # after the end: prints "requeue: WHY" or "not requeued: WHY"
 
-A job is requeued if it stopped because it was told to make room, or failed in a way that another try may not meet
-again; only if the attempt got further than the one before; only so often; never after a cancel, a `keepstep stop` or
-a failure for good.
+A job is requeued if it was stopped to free its nodes, or if it failed in a way that another attempt may not repeat.
+After a failure the attempt must have saved a later step than the one before. The number of requeues is limited. A
+cancel, a `keepstep stop` or a failure for good ends the job. `keepstep stop` also ends jobs that wait: `mark` exits
+with STOPPED if the request came after the job was submitted.
 """
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from train.checkpoint.stores.steps import newest_step
 from train.exit_codes import FAILED, FAILED_FOR_GOOD, FINISHED, STOPPED
 from train.records.events import read_jsonl
+from train.run_folder import RunFolder
 
 BY_REQUEST = "keepstep stop"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one attempt of a job went."""
+    """How one attempt of a job ended."""
 
     code: int
-    """Of the training processes: `train/exit_codes.py`."""
+    """Exit code of the training processes (`train/exit_codes.py`)."""
     why: str
+    """Reason of the end, as shown to people."""
     number: int
+    """Requeues of this job so far."""
     limit: int
+    """Requeues that are allowed."""
     progress: bool
-    """A later step was saved than when the attempt began."""
+    """Whether a later step was saved than before the attempt."""
     state: str = "RUNNING"
+    """Slurm's JobState at the end of the attempt."""
     reason: str = "None"
-    """Slurm's view of the job."""
+    """Slurm's Reason for that state."""
     unhealthy: str = ""
+    """Nodes that failed the health check, separated by commas."""
 
 
 def decide(attempt: Attempt) -> tuple[bool, str]:
-    """Whether to requeue, and why (not)."""
+    """Return whether to requeue the job, and the reason."""
     if attempt.code == FINISHED:
         return False, "the run is finished"
     if attempt.code == FAILED_FOR_GOOD:
         return False, f"failed for good: {attempt.why}"
     if attempt.code == STOPPED and attempt.why == BY_REQUEST:
-        return False, "stopped by `keepstep stop`; submit again to go on"
+        return False, "stopped by `keepstep stop`; submit again to resume"
     if attempt.state != "RUNNING" and attempt.reason != "TimeLimit":
         return (
             False,
-            f"the job is {attempt.state} ({attempt.reason}): cancelled jobs stay so, Slurm requeues the others",
+            f"the job is {attempt.state} ({attempt.reason}): a cancelled job ends, Slurm itself requeues the others",
         )
     if attempt.number >= attempt.limit:
         return False, f"gave up after {attempt.number} requeues (--requeue-limit)"
@@ -60,14 +68,14 @@ def decide(attempt: Attempt) -> tuple[bool, str]:
     if attempt.code == STOPPED:
         return True, f"stopped and saved ({attempt.why})"
     if not attempt.progress:
-        return False, f"failed without progress: {attempt.why}; another try would meet it again"
+        return False, f"failed without progress: {attempt.why}; another attempt would fail the same way"
     return True, f"failed after progress: {attempt.why}"
 
 
 def ending(run: Path, since: float, launcher_code: int) -> tuple[int, str]:
-    """Exit code and reason of the ranks: by the run's own events, else by what the launcher said."""
+    """Return the exit code of the ranks and the reason, from the run's events, else from the launcher's exit code."""
     codes = {"finished": FINISHED, "stopped": STOPPED, "failed": FAILED}
-    events = [event for event in read_jsonl(run / "events.jsonl") if event["time"] >= since]
+    events = [event for event in read_jsonl(RunFolder(run).events) if event["time"] >= since]
     endings = [event for event in events if event["kind"] in codes]
     if endings:
         last: dict[str, Any] = endings[-1]
@@ -79,24 +87,42 @@ def ending(run: Path, since: float, launcher_code: int) -> tuple[int, str]:
     return FAILED, f"the launcher's exit code was {launcher_code}"
 
 
+def stopped_while_waiting(run: Path, submitted: str) -> bool:
+    """Return whether `keepstep stop` asked the run to stop after a job was submitted.
+
+    `submitted`: Slurm's SubmitTime, in whole seconds of local time; requeueing sets it anew."""
+    try:
+        since = datetime.fromisoformat(submitted).timestamp() + 1
+    except ValueError:  # Slurm prints another format (SLURM_TIME_FORMAT)
+        return False
+    events = read_jsonl(RunFolder(run).events)
+    return any(event["kind"] == "stop_requested" and event["time"] > since for event in events)
+
+
 def saved_step(run: Path) -> int:
-    """Of the newest checkpoint; -1 if there is none."""
-    names = [re.fullmatch(r"step-(\d+)", folder.name) for folder in (run / "checkpoints").glob("step-*")]
-    return max((int(name[1]) for name in names if name), default=-1)
+    """Return the step of the run's newest checkpoint, or -1 if it has none, so that step 0 counts as progress."""
+    step = newest_step(RunFolder(run).checkpoints)
+    return -1 if step is None else step
 
 
 def main(argv: Sequence[str]) -> int:
+    """Print the mark or the verdict. `decide` returns the exit code of the ranks."""
     parser = argparse.ArgumentParser(prog="python -m launch.supervise.requeue")
     parser.add_argument("action", choices=("mark", "decide"))
     parser.add_argument("run", type=Path)
-    parser.add_argument("--mark", default="0:-1")
-    parser.add_argument("--launcher-code", type=int, default=FAILED)
-    parser.add_argument("--unhealthy", default="")
-    parser.add_argument("--state", default="RUNNING")
-    parser.add_argument("--reason", default="None")
-    parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--submitted", default="", help="Slurm's SubmitTime of the job")
+    parser.add_argument("--mark", default="0:-1", help="what `mark` printed")
+    parser.add_argument("--launcher-code", type=int, default=FAILED, help="exit code of `keepstep run`")
+    parser.add_argument("--unhealthy", default="", help="nodes that failed the health check")
+    parser.add_argument("--state", default="RUNNING", help="Slurm's JobState")
+    parser.add_argument("--reason", default="None", help="Slurm's Reason")
+    parser.add_argument("--attempt", type=int, default=0, help="requeues so far")
+    parser.add_argument("--limit", type=int, default=0, help="requeues that are allowed")
     options = parser.parse_args(argv)
+    if options.action == "mark" and stopped_while_waiting(options.run, options.submitted):
+        RunFolder(options.run).stop_request.unlink(missing_ok=True)
+        print("not started: `keepstep stop` asked the run to stop while this job waited; submit again to resume")
+        return STOPPED
     if options.action == "mark":
         print(f"{time.time():.3f}:{saved_step(options.run)}")
         return FINISHED
@@ -104,20 +130,18 @@ def main(argv: Sequence[str]) -> int:
     code, why = ending(options.run, float(since), options.launcher_code)
     if options.unhealthy:
         code, why = FAILED, "unhealthy nodes"
-    progress = saved_step(options.run) > int(step)
-    again, sentence = decide(
-        Attempt(
-            code,
-            why,
-            options.attempt,
-            options.limit,
-            progress,
-            options.state,
-            options.reason,
-            options.unhealthy,
-        )
+    attempt = Attempt(
+        code=code,
+        why=why,
+        number=options.attempt,
+        limit=options.limit,
+        progress=saved_step(options.run) > int(step),
+        state=options.state,
+        reason=options.reason,
+        unhealthy=options.unhealthy,
     )
-    print(f"{'requeue' if again else 'leave'}: {sentence}")
+    requeue, reason = decide(attempt)
+    print(f"{'requeue' if requeue else 'not requeued'}: {reason}")
     return code
 
 

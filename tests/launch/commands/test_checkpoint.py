@@ -1,5 +1,6 @@
-"""The command `keepstep checkpoint` on checkpoints of a small run."""
+"""The command `keepstep checkpoint` on the checkpoints of a small run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def damage(run: Path, step: int) -> Path:
+def flip_a_bit(run: Path, step: int) -> Path:
     shard = run / "checkpoints" / f"step-{step:08d}" / "shard-00000.safetensors"
     data = bytearray(shard.read_bytes())
     data[4097] ^= 1
@@ -36,24 +37,26 @@ def test_ls_lists_steps_tokens_and_losses(run: Path, capsys: pytest.CaptureFixtu
     assert [line.split()[:3] for line in lines[1:]] == [["1", "1,000", "3.5000"], ["2", "2,000", "1.7500"]]
 
 
-def test_show_tells_the_facts_of_the_newest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_facts_of_the_newest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "show", str(run), "--tensors"]) == 0
     shown = capsys.readouterr().out
     assert "step-00000002" in shown
-    assert "identity.vocab: 9" in shown
-    assert "model.w: F32 [4, 2], 1 pieces" in shown
+    facts = dict(line.split(maxsplit=1) for line in shown.splitlines()[1:])
+    assert facts["identity.vocab"] == "9"
+    assert facts["tokens"] == "2,000"
+    assert facts["model.w"].split() == ["F32", "[4,", "2]", "1"]
 
 
 def test_verify_finds_a_flipped_bit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "verify", str(run)]) == 0
-    damage(run, 1)
+    flip_a_bit(run, 1)
     assert main(["checkpoint", "verify", str(run)]) == 2
     captured = capsys.readouterr()
-    assert "shard-00000.safetensors: model.w: bytes 4096 to 4128 do not fit their checksum" in captured.out
+    assert "shard-00000.safetensors: model.w: bytes 4096 to 4128 do not match their checksum" in captured.out
     assert "1 of 2 checkpoints damaged" in captured.err
 
 
-def test_diff_names_what_differs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_lists_the_differences(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (str(run / "checkpoints" / f"step-0000000{step}") for step in (1, 2))
     assert main(["checkpoint", "diff", first, second]) == 1
     shown = capsys.readouterr().out
@@ -64,26 +67,54 @@ def test_diff_names_what_differs(run: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("store", ["folder", "memory"])
-def test_a_copy_is_the_same_and_verified(run: Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_is_equal_and_verified(run: Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(run.parent / "copy") if store == "folder" else f"memory://{run.parent.name}/copy"
     assert main(["checkpoint", "copy", str(run), target]) == 0
     copied = capsys.readouterr().out.strip()
     assert copied == f"{target}/step-00000002"
     assert main(["checkpoint", "verify", copied]) == 0
     assert main(["checkpoint", "copy", str(run), target]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     back = str(run.parent / "back")
     assert main(["checkpoint", "copy", target, back]) == 0
     assert main(["checkpoint", "diff", back, str(run)]) == 0
 
 
 def test_a_damaged_checkpoint_is_not_copied(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(run, 2)
+    flip_a_bit(run, 2)
     assert main(["checkpoint", "copy", str(run), str(run.parent / "copy")]) == 2
-    assert "do not fit their checksum" in capsys.readouterr().err
+    assert "do not match their checksum" in capsys.readouterr().err
     assert list((run.parent / "copy").iterdir()) == []
 
 
-def test_a_place_without_checkpoints_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_without_checkpoints_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "show", str(tmp_path)]) == 2
-    assert "is no checkpoint and holds none" in capsys.readouterr().err
+    assert "is not a checkpoint and has none" in capsys.readouterr().err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict]:
+    code = main(["checkpoint", *argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_every_action_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (str(run / "checkpoints" / f"step-0000000{step}") for step in (1, 2))
+    code, listed = as_json(capsys, "ls", str(run))
+    assert code == 0
+    assert [checkpoint["path"] for checkpoint in listed["checkpoints"]] == [first, second]
+    assert listed["checkpoints"][1]["validation_loss"] == 1.75
+    _, shown = as_json(capsys, "show", str(run), "--tensors")
+    assert (shown["step"], shown["tensors"], shown["identity"]) == (2, 2, {"vocab": 9})
+    assert shown["tensor_list"]["model.w"] == {"dtype": "F32", "shape": [4, 2], "pieces": 1}
+    code, differing = as_json(capsys, "diff", first, second)
+    assert (code, differing["equal"]) == (1, False)
+    assert "step: 1 and 2" in differing["differences"]
+    assert as_json(capsys, "diff", first, first)[1]["equal"]
+    copied = f"{run.parent}/copy/step-00000002"
+    assert as_json(capsys, "copy", str(run), str(run.parent / "copy"))[1] == {"path": copied, "source": second}
+    flip_a_bit(run, 1)
+    code, verified = as_json(capsys, "verify", str(run))
+    assert (code, verified["checkpoints"][1]["faults"]) == (2, [])
+    assert "model.w" in verified["checkpoints"][0]["faults"][0]
+    (run / "checkpoints/step-00000001/manifest.json").write_text("{}")
+    assert "damaged" in as_json(capsys, "ls", str(run))[1]["checkpoints"][0]

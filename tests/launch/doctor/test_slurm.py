@@ -1,9 +1,9 @@
-"""What the doctor makes of Slurm's settings."""
+"""Findings about Slurm's settings."""
 
 from launch.doctor.slurm import judge_slurm
 
 
-def test_slurm_settings_that_hurt_are_told_with_a_way_out():
+def test_harmful_slurm_settings_are_reported_with_a_remedy():
     config = {
         "SLURM_VERSION": "22.05.8",
         "ClusterName": "lab",
@@ -18,13 +18,13 @@ def test_slurm_settings_that_hurt_are_told_with_a_way_out():
     whats = " | ".join(finding.what for finding in findings)
     for part in (
         "JobRequeue is 0",
-        "preemption comes without the warning signal",
+        "preemption sends no warning signal",
         "ProctrackType is proctrack/linuxproc",
     ):
         assert part in whats
     assert all(finding.why and finding.do for finding in findings[1:])
 
 
-def test_a_good_slurm_has_nothing_to_tell():
+def test_good_slurm_settings_have_no_findings():
     good = {"KillWait": "60 sec", "PreemptMode": "OFF", "ProctrackType": "proctrack/cgroup", "JobRequeue": "1"}
     assert [finding.level for finding in judge_slurm(good)] == ["ok"]

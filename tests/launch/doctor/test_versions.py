@@ -1,4 +1,4 @@
-"""What the doctor makes of versions."""
+"""Findings about versions."""
 
 import pytest
 
@@ -36,11 +36,11 @@ def problems(changed: dict[str, str], machine: str = "x86_64") -> list[str]:
         ({"nccl": "", "driver": "", "cuda": ""}, []),
     ],
 )
-def test_versions_that_fail_are_named(changed: dict[str, str], expected: list[str]) -> None:
+def test_versions_that_fail_are_reported(changed: dict[str, str], expected: list[str]) -> None:
     assert problems(changed) == expected
 
 
-def test_what_fails_on_one_kind_of_machine_is_told_only_there() -> None:
+def test_failures_of_one_architecture_are_reported_only_there() -> None:
     assert problems({"nccl": "2.28.9"}, "aarch64") == ["nccl 2.28.9 on aarch64"]
     assert problems({"nccl": "2.29.3"}, "aarch64") == []
 
@@ -52,7 +52,7 @@ def test_a_single_report_is_a_note_that_cites_it(changed: dict[str, str], what: 
     assert notes[0].do.endswith("; https://github.com/dmlc/xgboost/issues/11242")
 
 
-def test_each_row_can_be_met_and_cites_where_it_was_reported() -> None:
+def test_each_row_can_apply_and_cites_its_report() -> None:
     for row in KNOWN_BAD:
         low = {name: first or before or "1" for name, (first, before) in row.versions.items()}
         below = {name: _just_below(*bounds) for name, bounds in row.versions.items()}
@@ -74,7 +74,7 @@ def test_versions_are_compared_by_their_numbers(text: str, expected: tuple[int, 
     assert numbers(text) == expected
 
 
-def test_what_is_installed_here_is_found_without_importing_it() -> None:
+def test_installed_versions_are_found_without_an_import() -> None:
     import torch
 
     found = installed()

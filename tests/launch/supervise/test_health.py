@@ -1,4 +1,4 @@
-"""What makes a node unfit."""
+"""What makes a node unhealthy."""
 
 import socket
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from launch.supervise.health import clock_problems, compare, gpu_problems, judge, main, missing
 from parallel.addresses import own_addresses
 
-LITTLE = ("--min-free-gib", "0.001", "--min-memory-gib", "0.001")
+LOW_LIMITS = ("--min-free-gib", "0.001", "--min-memory-gib", "0.001")
 
 
 def check(run: Path, nodes: int, head: str) -> list[str]:
@@ -32,13 +32,13 @@ def figures(node: str, seconds: float = 0.1) -> dict:
     return {"node": node, "matmul_seconds": seconds}
 
 
-def test_a_fit_node_says_so(tmp_path):
-    argv = [*check(tmp_path, 1, "127.0.0.1:1"), *LITTLE]
+def test_a_healthy_node_prints_so(tmp_path):
+    argv = [*check(tmp_path, 1, "127.0.0.1:1"), *LOW_LIMITS]
     result = subprocess.run(argv, capture_output=True, text=True, check=True, env={"SLURMD_NODENAME": "n7"})
     assert result.stdout == "healthy n7\n"
 
 
-def test_missing_gpus_and_a_full_disk_are_told(tmp_path):
+def test_missing_gpus_and_a_full_disk_are_reported(tmp_path):
     argv = check(tmp_path, 1, "127.0.0.1:1")
     env = {"SLURMD_NODENAME": "n7", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2"}
     result = subprocess.run([*argv, "--min-free-gib", "1e9"], capture_output=True, text=True, check=True, env=env)
@@ -46,7 +46,7 @@ def test_missing_gpus_and_a_full_disk_are_told(tmp_path):
     assert f"GiB free in {tmp_path}, 1000000000.0 needed" in result.stdout
 
 
-def test_ecc_errors_and_foreign_processes_are_told():
+def test_ecc_errors_and_foreign_processes_are_reported():
     csv = "0, 0, 3\n1, 2, 3\n2, [N/A], 30000\n"
     assert gpu_problems(csv) == [
         "GPU 1 has 2 uncorrected ECC errors",
@@ -55,15 +55,15 @@ def test_ecc_errors_and_foreign_processes_are_told():
 
 
 @pytest.mark.parametrize(
-    ("mine", "problem"),
+    ("own", "problem"),
     [
         (figures("n1"), None),
         (figures("n1", seconds=0.5), "a matrix product takes 0.5000 s, 0.1000 s on the other nodes"),
     ],
 )
-def test_a_node_that_differs_from_the_others_is_told(mine, problem):
-    everyone = [mine, figures("n2"), figures("n3")]
-    assert compare("n1", mine, everyone) == ([problem] if problem else [])
+def test_a_node_that_differs_from_the_others_is_reported(own, problem):
+    everyone = [own, figures("n2"), figures("n3")]
+    assert compare("n1", own, everyone) == ([problem] if problem else [])
     assert compare("n2", figures("n2"), everyone) == []
 
 
@@ -81,14 +81,14 @@ def test_nodes_that_do_not_answer_are_named():
         ([1000.0, 1030.0], [None, "+30"]),
     ],
 )
-def test_the_node_whose_clock_is_off_is_told(clocks, expected):
+def test_the_node_whose_clock_is_wrong_is_reported(clocks, expected):
     for rank, seconds in enumerate(expected):
         problems = [f"its clock is {seconds} s from the others'"] if seconds else []
         assert clock_problems(rank, clocks) == problems
 
 
 @pytest.mark.parametrize(
-    ("lines", "unfit"),
+    ("lines", "excluded"),
     [
         (["healthy n1", "healthy n2", "healthy n3"], []),
         (["healthy n1", "unhealthy n2: no disk", "healthy n3"], ["n2"]),
@@ -98,25 +98,25 @@ def test_the_node_whose_clock_is_off_is_told(clocks, expected):
         ([], []),
     ],
 )
-def test_nodes_that_complain_or_say_nothing_are_left_out_unless_they_are_all(lines, unfit):
-    assert judge(lines, ["n1", "n2", "n3"]) == unfit
+def test_unhealthy_and_silent_nodes_are_excluded_unless_all_are(lines, excluded):
+    assert judge(lines, ["n1", "n2", "n3"]) == excluded
 
 
-def test_a_job_of_one_unfit_node_moves_to_another(tmp_path, capsys):
+def test_a_job_of_one_unhealthy_node_moves_to_another(tmp_path, capsys):
     (tmp_path / "health").write_text("unhealthy n07: GPU 1 has 2 uncorrected ECC errors\n")
     assert main(["judge", str(tmp_path / "health"), "n[07]"]) == 0
     assert capsys.readouterr().out == "n07\n"
 
 
-def test_two_nodes_add_up_and_compare(tmp_path):
-    argv = [*check(tmp_path, 2, f"{own_address()}:{free_port()}"), *LITTLE]
+def test_two_nodes_run_an_all_reduce_and_compare(tmp_path):
+    argv = [*check(tmp_path, 2, f"{own_address()}:{free_port()}"), *LOW_LIMITS]
     nodes = [
         subprocess.Popen(
             argv, stdout=subprocess.PIPE, text=True, env={"SLURMD_NODENAME": f"n{i}", "SLURM_PROCID": f"{i}"}
         )
         for i in range(2)
     ]
-    assert [node.communicate(timeout=60)[0] for node in nodes] == ["healthy n0\n", "healthy n1\n"]
+    assert [node.communicate(timeout=600)[0] for node in nodes] == ["healthy n0\n", "healthy n1\n"]
 
 
 def free_port() -> int:
@@ -126,4 +126,7 @@ def free_port() -> int:
 
 
 def own_address() -> str:
-    return next(address for address in own_addresses() if ":" not in address)
+    addresses = [address for address in own_addresses() if ":" not in address]
+    if not addresses:
+        pytest.skip("this machine has no network interface but loopback")
+    return addresses[0]

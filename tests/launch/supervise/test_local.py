@@ -1,4 +1,4 @@
-"""What `keepstep run` makes of its options, without starting anything."""
+"""What `keepstep run` derives from its options, without starting anything."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 from launch import cli
 from launch.supervise import network
 from launch.supervise.local import Node, choose_ranks, count_gpus, environment, run_id, torchrun_arguments
+from parallel.environ import job_port
 from parallel.errors import LaunchError
 from train.exit_codes import STOPPED
 
@@ -28,7 +29,7 @@ RECIPE = "recipes/laptop.yaml"
         (6, 4, "cpu", 6),
     ],
 )
-def test_ranks_are_the_gpus_unless_told_otherwise(wanted, gpus, device, ranks):
+def test_there_is_one_rank_for_each_gpu_by_default(wanted, gpus, device, ranks):
     assert choose_ranks(wanted, gpus, device) == ranks
 
 
@@ -50,23 +51,24 @@ def test_visible_devices_are_counted():
         (["--nodes", "0"], "--nodes (0) must be at least 1"),
         (["--node-rank", "1"], "--node-rank (1) is for several nodes; add --nodes N"),
         (["--ranks", "0"], "--ranks (0) must be at least 1"),
+        (["--json"], "--json is for --fake-world"),
         (
             ["--nodes", "2", "--node-rank", "1", "--head", "::1:29400"],
             "write an IPv6 address in brackets, such as [::1]",
         ),
         (
             ["--nodes", "2", "--node-rank", "1", "--head", "nowhere.invalid:29400"],
-            "the head nowhere.invalid is not known",
+            "cannot resolve the head node's name nowhere.invalid",
         ),
         (["train.stepz=3"], "did you mean train.steps?"),
     ],
 )
-def test_options_that_do_not_fit_end_at_once_with_code_2(options, message, capsys):
+def test_options_that_do_not_fit_end_immediately_with_code_2(options, message, capsys):
     assert cli.main(["run", RECIPE, *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_taken_port_is_named_before_anything_starts(capsys):
+def test_a_taken_port_is_reported_before_anything_starts(capsys):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -75,7 +77,7 @@ def test_a_taken_port_is_named_before_anything_starts(capsys):
             network.check_free(port)
 
 
-def test_a_head_that_does_not_answer_is_named():
+def test_a_head_that_does_not_answer_is_reported():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -89,7 +91,7 @@ def test_a_head_that_does_not_answer_is_named():
     ("text", "host", "port"),
     [("10.0.0.1:29400", "10.0.0.1", 29400), ("[::1]:29400", "::1", 29400), ("a.b.example:1", "a.b.example", 1)],
 )
-def test_heads_are_names_addresses_or_bracketed_ipv6(text, host, port):
+def test_a_head_is_a_name_an_address_or_ipv6_in_brackets(text, host, port):
     assert network.parse_endpoint(text) == (host, port)
     assert network.endpoint(host, port) == text
 
@@ -100,28 +102,33 @@ def test_a_head_without_host_or_port_is_refused(text):
         network.parse_endpoint(text)
 
 
-def test_node_0_hosts_the_meeting_and_no_other_node_does():
+def test_node_0_alone_hosts_the_rendezvous():
     for rank, host in ((0, "true"), (1, "false")):
         node = Node(4, nodes=2, node_rank=rank, head="10.0.0.1", port=29400, address="10.0.0.2", interface="ib0")
         arguments = torchrun_arguments(node, Path("logs"), "run", max_restarts=3)
-        assert f"--rdzv-conf=is_host={host},join_timeout=300" in arguments
+        assert f"--rdzv-conf=is_host={host},join_timeout=280" in arguments
         assert "--rdzv-endpoint=10.0.0.1:29400" in arguments
         assert environment(node, {})["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
-def test_what_the_user_has_set_is_left_alone():
+def test_variables_that_the_user_has_set_are_not_changed():
     assert "OMP_NUM_THREADS" not in environment(Node(2), {"OMP_NUM_THREADS": "3"})
 
 
-def test_each_attempt_of_a_job_meets_under_its_own_name():
+def test_each_attempt_of_a_job_has_its_own_rendezvous_id():
     job = {"SLURM_JOB_ID": "7"}
     assert run_id(Node(1), job) == "job7.0"
     assert run_id(Node(1), job | {"SLURM_RESTART_COUNT": "2"}) == "job7.2"
 
 
-def test_a_stop_before_the_ranks_are_started_is_a_stop_and_no_failure(monkeypatch, capsys):
+def test_a_stop_before_the_ranks_start_is_a_stop_and_no_failure(monkeypatch, capsys):
     monkeypatch.setattr(network, "wait_for_head", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.setattr("launch.supervise.local.reached_at", lambda *_: ("10.0.0.8", "eth0"))
     options = ["run", RECIPE, "--nodes=2", "--node-rank=1", "--head=127.0.0.1:29400"]
     assert cli.main(options) == STOPPED
     assert "the start was stopped (SIGTERM)" in capsys.readouterr().err
+
+
+def test_the_job_script_gets_the_port_that_ranks_compute(capsys):
+    assert network.main(["port", "7", "2"]) == 0
+    assert int(capsys.readouterr().out) == job_port(7, 2)

@@ -1,75 +1,80 @@
-"""Who is lost, and real datagrams between nodes."""
+"""Which node counts as lost, and real heartbeats between nodes."""
 
 import socket
 import time
+from collections.abc import Callable
 
 import pytest
 
-from launch.supervise.peers import LOST_ROUNDS, SOON_ROUNDS, Hearing, Peers
+from launch.supervise.peers import LOST_ROUNDS, SOON_ROUNDS, Peers, PeerTable
 from parallel.errors import LaunchError
 
 
-def heard(*messages: dict) -> Hearing:
-    hearing = Hearing()
+def after(*messages: dict) -> PeerTable:
+    table = PeerTable()
     for message in messages:
-        hearing.hear(message)
-    return hearing
+        table.receive(message)
+    return table
 
 
-def wait(hearing: Hearing, rounds: int) -> Hearing:
+def wait(table: PeerTable, rounds: int) -> PeerTable:
     for _ in range(rounds):
-        hearing.next_round()
-    return hearing
+        table.next_round()
+    return table
 
 
-def test_a_silent_node_is_lost_after_a_while_and_sooner_when_there_is_no_time():
-    hearing = wait(heard({"node": "node 1 (b)"}), SOON_ROUNDS)
-    assert hearing.lost(hurry=True) is None
-    wait(hearing, 1)
-    assert hearing.lost(hurry=False) is None
-    assert hearing.lost(hurry=True) == "node 1 (b) has not answered for 6 s"
-    wait(hearing, LOST_ROUNDS)
-    assert hearing.lost(hurry=False) == "node 1 (b) has not answered for 26 s"
-    hearing.hear({"node": "node 1 (b)"})
-    assert hearing.lost(hurry=True) is None
+def test_a_node_without_heartbeats_is_lost_after_a_while_and_sooner_in_a_hurry():
+    table = wait(after({"node": "node 1 (b)"}), SOON_ROUNDS)
+    assert table.lost(hurry=True) is None
+    wait(table, 1)
+    assert table.lost(hurry=False) is None
+    assert table.lost(hurry=True) == "node 1 (b) has not answered for 6 s"
+    wait(table, LOST_ROUNDS)
+    assert table.lost(hurry=False) == "node 1 (b) has not answered for 26 s"
+    table.receive({"node": "node 1 (b)"})
+    assert table.lost(hurry=True) is None
 
 
 @pytest.mark.parametrize(("code", "lost"), [(0, None), (75, None), (1, "b failed"), (2, "b failed")])
-def test_a_node_that_leaves_is_missed_only_if_it_failed(code, lost):
-    hearing = wait(heard({"node": "b"}, {"node": "b", "code": code}), SOON_ROUNDS + 1)
-    assert hearing.lost(hurry=False) == lost
+def test_a_node_that_leaves_is_lost_only_if_it_failed(code, lost):
+    table = wait(after({"node": "b"}, {"node": "b", "code": code}), SOON_ROUNDS + 1)
+    assert table.lost(hurry=False) == lost
 
 
-def test_a_node_that_was_never_heard_is_not_missed():
-    assert wait(Hearing(), LOST_ROUNDS + 1).lost(hurry=True) is None
+def test_a_node_that_never_sent_a_heartbeat_is_not_lost():
+    assert wait(PeerTable(), LOST_ROUNDS + 1).lost(hurry=True) is None
 
 
-def test_nodes_learn_from_the_head_whom_it_misses():
-    head = wait(heard({"node": "b"}, {"node": "c"}), 4)
-    head.hear({"node": "b"})
-    worker = heard({"node": "a", **head.report()})
+def test_nodes_learn_from_the_head_which_nodes_are_lost():
+    head = wait(after({"node": "b"}, {"node": "c"}), 4)
+    head.receive({"node": "b"})
+    worker = after({"node": "a", **head.report()})
     assert wait(worker, 2).lost(hurry=True) == "c has not answered for 6 s"
-    worker.hear({"node": "a", **heard({"node": "b"}, {"node": "c"}).report()})
+    worker.receive({"node": "a", **after({"node": "b"}, {"node": "c"}).report()})
     assert wait(worker, 3).lost(hurry=True) is None
 
 
-def test_nodes_hear_each_other_and_the_news_of_a_failure(monkeypatch: pytest.MonkeyPatch):
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_nodes_receive_each_others_heartbeats_and_failures(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("launch.supervise.peers.ROUND_SECONDS", 0.02)
     with socket.socket(type=socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    nodes = [Peers(rank, "127.0.0.1", port, "job1.0") for rank in range(3)]
+    nodes = [Peers(rank, "127.0.0.1", port, "job1.0", nodes=3) for rank in range(3)]
     try:
         for node in nodes:
             node.start()
-        time.sleep(1)
-        assert [node.lost(hurry=True) for node in nodes] == [None] * 3
+        wait_until(lambda: not nodes[0].missing({}))
+        wait_until(lambda: [node.lost(hurry=True) for node in nodes] == [None] * 3)
         nodes[1].leave(1)
-        deadline = time.monotonic() + 10
-        while not (nodes[0].lost(hurry=False) and nodes[2].lost(hurry=False)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert nodes[2].lost(hurry=False) == f"node 1 ({socket.gethostname()}) failed"
+        failed = f"node 1 ({socket.gethostname()}) failed"
+        wait_until(lambda: [nodes[rank].lost(hurry=False) for rank in (0, 2)] == [failed] * 2)
     finally:
         for node in nodes:
             node.leave(0)
@@ -83,3 +88,16 @@ def test_a_taken_port_is_named():
         with pytest.raises(LaunchError, match=f"UDP port {port} at 127.0.0.1, where node 0 listens, is taken"):
             head.start()
         head.leave(0)
+
+
+def test_node_0_names_the_nodes_that_never_came():
+    table = after({"node": "node 0 (a)"}, {"node": "node 2 (c)"})
+    assert table.missing(["a", "b", "c", "d"]) == ["node 1 (b)", "node 3 (d)"]
+    assert table.missing([""] * 2) == ["node 1"]
+
+
+def test_the_exit_code_of_node_0_is_kept():
+    table = after({"node": "node 1 (b)", "code": 1})
+    assert table.head_code is None
+    table.receive({"node": "node 0 (a)", "code": 2})
+    assert table.head_code == 2

@@ -1,4 +1,4 @@
-"""Files of ranks that later starts append to."""
+"""Log files of ranks, to which later starts append."""
 
 import io
 import os
@@ -38,13 +38,13 @@ def write_as_rank(env: dict[str, str], words: str) -> None:
     subprocess.run(argv, env=os.environ | env, check=True)
 
 
-def test_each_start_appends_a_headline_and_both_streams(tmp_path: Path) -> None:
+def test_each_start_appends_a_header_and_both_streams(tmp_path: Path) -> None:
     logs = RankLogs(tmp_path, terminal=False)
     for restart in range(2):
         envs = environments(restart, first_rank=2)
         logs.reify(envs)
         write_as_rank(envs[1], f"start {restart}")
-    logs.show_all()
+    logs.close()
     lines = (tmp_path / "rank-3.log").read_text().splitlines()
     assert [line.partition(" rank ")[2] for line in lines[::3]] == [
         "3 of 4, job7.0, restart 0",
@@ -53,7 +53,7 @@ def test_each_start_appends_a_headline_and_both_streams(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "rank-3.log") == ["start 1", "start 1 again"]
 
 
-def test_the_first_rank_is_shown_once_and_with_its_number_where_there_are_several_nodes(
+def test_the_first_rank_is_shown_once_and_with_its_number_if_there_are_several_nodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):  # the second launcher does not repeat what the first one showed
@@ -62,20 +62,41 @@ def test_the_first_rank_is_shown_once_and_with_its_number_where_there_are_severa
         logs.reify(envs)
         write_as_rank(envs[0], "hello")
         write_as_rank(envs[1], "quiet")
-        logs.show_all()
+        logs.close()
         assert capsys.readouterr().err == "[0] hello\n[0] hello again\n"
 
 
-def test_on_a_terminal_the_first_rank_keeps_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_on_a_terminal_the_first_rank_writes_to_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logs = RankLogs(tmp_path, terminal=True)
     envs = environments()
     logs.reify(envs)
     write_as_rank(envs[0], "hello")
     assert capfd.readouterr() == ("hello\n", "hello again\n")
-    assert [file.name for file in tmp_path.iterdir()] == ["rank-1.log"]
+    logs.close()
+    assert [file.name for file in tmp_path.glob("*")] == [".lock", "rank-1.log"]
 
 
-def test_without_a_place_for_logs_ranks_write_to_the_terminal(
+def test_a_second_launcher_in_the_folder_neither_shows_nor_replaces_what_the_first_one_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, first_envs = RankLogs(tmp_path, terminal=False), environments()
+    first.reify(first_envs)
+    second, second_envs = RankLogs(tmp_path, terminal=False), environments()
+    assert second.root_log_dir == str(tmp_path / f"beside-{os.getpid()}")
+    second.reify(second_envs)
+    first.show_all()
+    write_as_rank(first_envs[0], "healthy")
+    write_as_rank(second_envs[0], "refused")
+    second.close()
+    assert capsys.readouterr().err == "[0] refused\n[0] refused again\n"
+    assert last_lines(tmp_path / "rank-0.log") == ["healthy", "healthy again"]
+    first.close()
+    third = RankLogs(tmp_path, terminal=False)
+    assert third.root_log_dir == str(tmp_path)
+    third.close()
+
+
+def test_ranks_write_to_the_terminal_if_their_logs_cannot_be_written(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -85,7 +106,7 @@ def test_without_a_place_for_logs_ranks_write_to_the_terminal(
     assert [env[VARIABLE] for env in envs.values()] == ["", ""]
 
 
-def test_a_follower_shows_the_rest_before_it_ends(tmp_path: Path) -> None:
+def test_a_follower_shows_the_rest_of_the_file_before_it_ends(tmp_path: Path) -> None:
     file, out = tmp_path / "log", io.StringIO()
     file.write_text("old\n")
     follower = Follower(file, 4, "> ", out)
@@ -97,12 +118,12 @@ def test_a_follower_shows_the_rest_before_it_ends(tmp_path: Path) -> None:
     assert out.getvalue() == "> new 0\n> new 1\n> new 2\n"
 
 
-def test_only_the_end_of_a_long_log_is_told(tmp_path: Path) -> None:
+def test_only_the_end_of_a_long_log_is_returned(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("".join(f"{i}\n" for i in range(1000)))
     assert last_lines(tmp_path / "log") == [str(i) for i in range(1000 - LAST_LINES, 1000)]
 
 
-def test_the_cause_of_failures_is_the_rank_that_spoke_first_and_was_not_ended_by_others(tmp_path: Path) -> None:
+def test_the_root_cause_is_the_first_failure_that_no_other_caused(tmp_path: Path) -> None:
     ends = {
         "a": (10.0, "signal SIGTERM", (True, False, True)),
         "b": (11.0, "exit code 1", (False, True, True)),

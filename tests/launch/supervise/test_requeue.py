@@ -1,6 +1,7 @@
-"""When a job comes back, and when it must not."""
+"""When a job is requeued, and when it must not be."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -21,7 +22,7 @@ def attempt(code: int, why: str = "SIGUSR2", **other) -> Attempt:
         (attempt(75, "keepstep stop"), False, "stopped by `keepstep stop`"),
         (attempt(75, state="CANCELLED"), False, "the job is CANCELLED"),
         (attempt(75, state="TIMEOUT", reason="TimeLimit"), True, "stopped and saved"),
-        (attempt(75, state="COMPLETING", reason="Preempted"), False, "Slurm requeues the others"),
+        (attempt(75, state="COMPLETING", reason="Preempted"), False, "Slurm itself requeues the others"),
         (attempt(75, number=3), False, "gave up after 3 requeues"),
         (attempt(1, "lost a peer"), True, "failed after progress: lost a peer"),
         (attempt(1, "lost a peer", progress=False), False, "failed without progress: lost a peer"),
@@ -29,13 +30,13 @@ def attempt(code: int, why: str = "SIGUSR2", **other) -> Attempt:
         (attempt(1, number=3, unhealthy="n2"), False, "gave up after 3 requeues"),
     ],
 )
-def test_a_job_comes_back_only_with_reason(case, again, why):
+def test_a_job_is_requeued_only_with_reason(case, again, why):
     decision, sentence = decide(case)
     assert decision is again
     assert why in sentence
 
 
-def test_only_this_attempts_last_ending_counts(tmp_path):
+def test_only_the_last_ending_of_this_attempt_counts(tmp_path):
     events = [
         {"time": 10, "kind": "stopped", "reason": "SIGTERM"},
         {"time": 20, "kind": "resumed", "step": 5},
@@ -47,7 +48,7 @@ def test_only_this_attempts_last_ending_counts(tmp_path):
     assert ending(tmp_path, 40, 137) == (1, "the launcher's exit code was 137")
 
 
-def test_the_script_learns_the_verdict_and_the_runs_exit_code(tmp_path, capsys):
+def test_the_script_gets_the_decision_and_the_exit_code_of_the_run(tmp_path, capsys):
     assert main(["mark", str(tmp_path)]) == 0
     mark = capsys.readouterr().out.strip()
     (tmp_path / "checkpoints" / "step-00000020").mkdir(parents=True)
@@ -56,11 +57,25 @@ def test_the_script_learns_the_verdict_and_the_runs_exit_code(tmp_path, capsys):
     assert main(["decide", str(tmp_path), "--mark", mark, "--launcher-code", "137", "--limit", "1"]) == 1
     assert capsys.readouterr().out == "requeue: failed after progress: the launcher's exit code was 137\n"
     assert main(["decide", str(tmp_path), "--mark", f"{mark[:-2]}20", "--launcher-code", "137", "--limit", "1"]) == 1
-    assert capsys.readouterr().out.startswith("leave: failed without progress")
+    assert capsys.readouterr().out.startswith("not requeued: failed without progress")
 
 
-def test_a_requested_stop_keeps_the_job_away_even_if_a_signal_came_as_well(tmp_path, capsys):
+def test_a_requested_stop_prevents_the_requeue_even_if_a_signal_came_as_well(tmp_path, capsys):
     events = [{"time": 5, "kind": "stop_requested"}, {"time": 6, "kind": "stopped", "reason": "SIGUSR2"}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert main(["decide", str(tmp_path), "--launcher-code", "75", "--limit", "3"]) == 75
-    assert capsys.readouterr().out == "leave: stopped by `keepstep stop`; submit again to go on\n"
+    assert capsys.readouterr().out == "not requeued: stopped by `keepstep stop`; submit again to resume\n"
+
+
+def test_a_job_that_waited_when_the_run_was_stopped_does_not_start(tmp_path, capsys):
+    asked = datetime(2026, 3, 1, 12, 0, 30, 500_000)
+    event = {"time": asked.timestamp(), "kind": "stop_requested"}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (tmp_path / "STOP").touch()
+    for submitted in ("2026-03-01T12:00:30", "2026-03-01T13:00:00", "", "Unknown"):  # later, or not known
+        assert main(["mark", str(tmp_path), "--submitted", submitted]) == 0
+    assert (tmp_path / "STOP").exists()
+    capsys.readouterr()
+    assert main(["mark", str(tmp_path), "--submitted", "2026-03-01T12:00:00"]) == 75
+    assert capsys.readouterr().out.startswith("not started: `keepstep stop` asked the run to stop")
+    assert not (tmp_path / "STOP").exists()

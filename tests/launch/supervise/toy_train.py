@@ -1,9 +1,9 @@
-"""A training process in small: the contract that launchers rely on, without a model.
+"""A training process without a model, which keeps the contract that launchers rely on.
 
     toy_train.py FOLDER STEPS [FAULT ...]      FAULT: RANK@STEP:kill | RANK@STEP:EXIT_CODE, in the first attempt only
 
-Every rank adds the same numbers; rank 0 saves every 5 steps and notes each step; a stop request makes all ranks leave
-on the same step with exit code 75.
+Every rank adds the same numbers. Rank 0 saves every 5 steps and prints each step. After a stop request all ranks exit
+at the same step with code 75.
 """
 
 import os
@@ -58,7 +58,7 @@ while step < steps:
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault:
-        print(f"rank {world.rank} cannot go on at step {step}", file=sys.stderr, flush=True)
+        print(f"rank {world.rank} cannot continue at step {step}", file=sys.stderr, flush=True)
         os._exit(int(fault))
     if world.rank == 0:
         print(f"step {step} total {total}", flush=True)

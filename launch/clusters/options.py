@@ -1,0 +1,84 @@
+"""The values that `keepstep submit` hands to Slurm: sbatch options, time limits, counts and sweeps, checked."""
+
+import itertools
+import re
+import shlex
+from collections.abc import Sequence
+
+from parallel.errors import LaunchError
+
+TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+"""Slurm's time limits: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S, or none."""
+NEEDS_QUOTES = re.compile(r"[\s'\"\\#]")
+"""Characters that sbatch reads as something else in a line that begins with #SBATCH."""
+
+
+def check_time(name: str, value: str) -> str:
+    """Return a time limit in Slurm's format. LaunchError if it does not read so."""
+    if not TIME.fullmatch(value):
+        raise LaunchError(
+            f"{name} ({value}) must be a time limit in Slurm's format: minutes, H:M:S, D-H or D-H:M:S, such as "
+            "12:00:00 or 1-12"
+        )
+    return value
+
+
+def whole_number(name: str, value: str, least: int) -> int:
+    """Return a setting of the site's file as an integer. LaunchError if it is none, or too small."""
+    if not value.isdecimal() or int(value) < least:
+        raise LaunchError(f"{name} ({value}) in the site's file must be an integer of at least {least}")
+    return int(value)
+
+
+def gpu_count(value: str) -> int:
+    """Return the number of GPUs in a value of --gpus-per-node: `8`, `h100:8`, `a100:4,h100:4`. LaunchError if wrong."""
+    counts = [re.fullmatch(r"(?:[\w.-]+:)?(\d+)|[A-Za-z][\w.-]*", part) for part in value.split(",")]
+    if not all(counts):
+        raise LaunchError(f"GPUS_PER_NODE ({value}) must read NUMBER or TYPE:NUMBER, such as 8 or h100:8")
+    return sum(int(count[1] or 1) for count in counts if count)
+
+
+def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
+    """Return sbatch's options by name, with their values; None for an option without a value.
+
+    Reads `--mem=0`, `--mem 0`, `--exclusive`, `-C a100` and `-Ca100`. A short name keeps its dash. LaunchError for a
+    word that belongs to no option."""
+    found: dict[str, str | None] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            found[name] = value if equals else None
+            name = "" if equals else name
+        elif re.match("-[A-Za-z]", word):
+            name = word[:2]
+            found[name] = word[2:] or None
+            name = "" if word[2:] else name
+        elif name:
+            found[name], name = word, ""
+        else:
+            raise LaunchError(f"{word} belongs to no option of sbatch; write --NAME=VALUE, or -X VALUE")
+    return found
+
+
+def directive(name: str, value: str | None) -> str:
+    """Return the #SBATCH line of an option; a value with spaces, quotes or # is quoted."""
+    option, separator = (name, " ") if name.startswith("-") else (f"--{name}", "=")
+    if value is None:
+        return f"#SBATCH {option}"
+    return f"#SBATCH {option}{separator}{shlex.quote(value) if NEEDS_QUOTES.search(value) or not value else value}"
+
+
+def sweep_overrides(texts: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each task: all combinations of the values of `SECTION.KEY=A,B,C` texts.
+
+    LaunchError if a text does not read so, or if two name the same setting."""
+    settings: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not values or any(character.isspace() for character in text):
+            raise LaunchError(f"--sweep {text} must read SECTION.KEY=A,B,C, such as optim.lr=1e-3,2e-3")
+        if key in settings:
+            raise LaunchError(f"two --sweep name {key}; give all its values in one: --sweep {key}=A,B,C")
+        settings[key] = [f"{key}={value}" for value in values.split(",")]
+    return [list(task) for task in itertools.product(*settings.values())] if settings else []

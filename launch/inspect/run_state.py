@@ -1,0 +1,79 @@
+"""Whether a run waits, runs or has ended, from its folder alone."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from train.health.lease import Holder
+from train.run_folder import RunFolder
+
+ENDINGS = ("finished", "stopped", "failed")
+SILENT_SECONDS = 300
+"""Seconds without a write to the folder after which a run counts as silent."""
+LEASE_SECONDS = 30
+"""Seconds without a renewal of the lease after which a run on another machine counts as interrupted. It is renewed
+every 3 s; the rest allows for clocks that differ."""
+
+Events = Sequence[Mapping[str, Any]]
+
+
+def run_state(folder: RunFolder, events: Events, now: float) -> str:
+    """Return `pending`, `new`, `running`, `silent`, `interrupted`, or one of ENDINGS, at `now` (seconds since 1970).
+
+    A lease that is no longer held, without an event that ends the attempt, is what a killed run leaves."""
+    own = [event for event in events if event["kind"] != "stop_requested"]
+    last: Mapping[str, Any] = own[-1] if own else {"kind": "new", "time": 0.0}
+    silent_seconds = seconds_since_write(folder, now)
+    active = "new" if silent_seconds is None else "running" if silent_seconds < SILENT_SECONDS else "silent"
+    lease = _read_lease(folder.lease)
+    if lease is not None and _is_held(lease, folder.lease, now):
+        started_after = lease.started > last["time"]  # a new attempt, which has written no event yet
+        return active if last["kind"] not in ENDINGS or started_after else last["kind"]
+    if last["kind"] in ENDINGS:
+        return last["kind"]
+    if last["kind"] == "submitted":
+        return "pending" if waiting_jobs(events) else "stopped"
+    return active if lease is None else "interrupted"
+
+
+def is_held(folder: RunFolder, now: float) -> bool:
+    """Return whether a live process runs in the folder."""
+    lease = _read_lease(folder.lease)
+    return lease is not None and _is_held(lease, folder.lease, now)
+
+
+def waiting_jobs(events: Events) -> list[str]:
+    """Return the Slurm jobs of the newest `keepstep submit`, unless `keepstep stop` came after it."""
+    for event in reversed(events):
+        if event["kind"] == "stop_requested":
+            return []
+        if event["kind"] == "submitted":
+            return [str(job) for job in event["jobs"]]
+    return []
+
+
+def seconds_since_write(folder: RunFolder, now: float) -> float | None:
+    """Return the seconds since the last write to metrics.jsonl or events.jsonl; None if there is neither."""
+    written = [file.stat().st_mtime for file in (folder.metrics, folder.events) if file.exists()]
+    return now - max(written) if written else None
+
+
+def _read_lease(path: Path) -> Holder | None:
+    try:
+        return Holder(**json.loads(path.read_text(encoding="utf-8"))["holder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_held(holder: Holder, path: Path, now: float) -> bool:
+    """Return whether the holder lives: its process on this machine, its renewals of the lease on another."""
+    if holder.host == socket.gethostname():
+        me = Holder("", holder.host, os.getpid(), 0.0, "")
+        return not holder.is_gone(me)
+    try:
+        return now - path.stat().st_mtime < LEASE_SECONDS
+    except FileNotFoundError:  # released in this moment
+        return False
