@@ -5,13 +5,13 @@ INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet
 
-.PHONY: demo test lint format chaos drills bench bench-check clean
+.PHONY: demo test lint format docs chaos drills bench bench-check clean
 
 demo: $(INSTALLED)  ## train, kill, resume, compare, export: the whole system in minutes
 	$(VENV)/bin/keepstep demo
 
-test: $(INSTALLED)  ## every test that is not marked slow or gpu
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu"
+test: $(INSTALLED)  ## every test that is not marked slow or gpu, with the coverage of the test process
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu" --cov --cov-report=
 
 lint: $(INSTALLED)  ## style, types, shell scripts, the Dockerfile
 	$(VENV)/bin/ruff check .
@@ -20,9 +20,12 @@ lint: $(INSTALLED)  ## style, types, shell scripts, the Dockerfile
 	$(VENV)/bin/shellcheck .ci/run slurm/*.sbatch
 	$(VENV)/bin/hadolint slurm/Dockerfile
 
-format: $(INSTALLED)  ## mend what ruff can mend
+format: $(INSTALLED)  ## fix what ruff can fix
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+docs: $(INSTALLED)  ## the documentation site, into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 
 chaos: $(INSTALLED)  ## 200 random faults from a seed (KEEPSTEP_CHAOS_SEED)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/chaos
@@ -37,7 +40,7 @@ bench: $(INSTALLED) $(PEERS)/.installed  ## all benchmarks, side by side with ot
 bench-check: $(INSTALLED)  ## ratios against the recorded ones
 	$(PY) -m bench.check
 
-clean:
+clean:  ## remove the environments and everything that was built
 	rm -rf $(VENV) $(PEERS) build *.egg-info
 
 # torch first and alone, pinned: a looser request would fetch a build for GPUs of several gigabytes.

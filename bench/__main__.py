@@ -1,10 +1,10 @@
-"""Every benchmark, one after the other: `make bench` puts what they print into docs/benchmarks.md.
+"""Runs all benchmarks in turn. `make bench` puts their output into docs/benchmarks.md.
 
     python -m bench --peers .venv-peers/bin/python [--out docs/benchmarks.md] [--only start step-14M ...]
 
-The page has a place for each, between `<!-- bench NAME -->` and `<!-- end -->`; the words around them stay. Each is
-written as soon as it is done. The libraries that Keepstep is compared with live in an environment of their own, whose
-Python is `--peers`.
+The page has a section for each, between `<!-- bench NAME -->` and `<!-- end -->`. The text around these sections is
+kept. Each section is written as soon as its benchmark is done. The libraries that Keepstep is compared with need a
+separate environment; `--peers` is its Python.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def programs(peers: str) -> dict[str, list[str]]:
-    """By name, in the order in which they run."""
+    """Command line of each benchmark by name, in the order in which they run. `peers`: the Python of the peers."""
     ours = sys.executable
     step, one_thread = [ours, "-m", "bench.step"], ["env", "OMP_NUM_THREADS=1"]
     return {
@@ -32,6 +32,7 @@ def programs(peers: str) -> dict[str, list[str]]:
 
 
 def main() -> None:
+    """Run the benchmarks that the command line names and update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=sys.executable, help="the Python of the peers' environment")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks.md"))
@@ -45,17 +46,17 @@ def main() -> None:
 
 
 def put(page: str, name: str, text: str) -> str:
-    """The page with this text in the place of that name. ValueError if there is no such place."""
-    place = re.compile(rf"(<!-- bench {re.escape(name)} -->\n).*?(<!-- end -->\n)", re.DOTALL)
-    new, count = place.subn(lambda found: f"{found[1]}{text.rstrip()}\n{found[2]}", page)
+    """The page with the section `name` replaced by `text`. ValueError unless the page has exactly one such section."""
+    section = re.compile(rf"(<!-- bench {re.escape(name)} -->\n).*?(<!-- end -->\n)", re.DOTALL)
+    new, count = section.subn(lambda found: f"{found[1]}{text.rstrip()}\n{found[2]}", page)
     if count != 1:
-        raise ValueError(f"{count} places called {name} in the page, where one is needed")
+        raise ValueError(f"the page has {count} sections called {name}; it needs exactly one")
     return new
 
 
 def run(command: list[str]) -> str:
-    """What it prints. A failure ends everything: half a table is none."""
-    # Unbuffered, for some programs print by several processes.
+    """The output of a command. CalledProcessError if it fails, so that no incomplete table is written."""
+    # Unbuffered, because several processes of some programs print.
     environment = os.environ | {"PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"}
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 

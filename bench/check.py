@@ -1,7 +1,8 @@
-"""Whether a step has become slower: ratios, not seconds, against the recorded ones. `python -m bench.check`.
+"""Checks that a training step has not become slower: `python -m bench.check`.
 
-Keepstep, the plain loop and the bare matrix products take turns on this machine; the two ratios are compared with
-`bench/recorded.json`, and one that fell by more than the noise stated there fails. `--record` writes them anew.
+Keepstep, a plain loop and the bare matrix products take turns on this machine. Keepstep's speed relative to each of the
+two is compared with `bench/recorded.json`. The check fails if a ratio fell by more than the noise stated there.
+`--record` replaces the recorded ratios.
 """
 
 import argparse
@@ -16,11 +17,11 @@ from bench.step import LIMIT, MICRO_BATCH, MODELS, contenders, measure
 RECORDED = Path(__file__).with_name("recorded.json")
 OURS, OTHERS = "keepstep single", (LIMIT, "nanogpt, compiled")
 NOISE = 0.15
-"""Share of a ratio that two runs on one machine may differ by."""
+"""Largest relative difference of a ratio between two runs on one machine."""
 
 
 def measured_ratios(rounds: int) -> dict[str, float]:
-    """How many times as fast as each of the others Keepstep is, by seconds of the processors."""
+    """Keepstep's speed relative to each of the others, in processor seconds."""
     entrants = [one for one in contenders(sys.executable, [], 1) if one.name in (OURS, *OTHERS)]
     measure(entrants, {**MODELS["14M"], "micro_batch_size": MICRO_BATCH["14M"]}, rounds, steps=2)
     by_name = {one.name: one.processor for one in entrants}
@@ -31,7 +32,7 @@ def measured_ratios(rounds: int) -> dict[str, float]:
 
 
 def regressions(recorded: dict[str, float], measured: dict[str, float], noise: float) -> list[str]:
-    """A sentence for each ratio that fell too far."""
+    """One sentence for each ratio that fell by more than the noise."""
     return [
         f"against {name}: {measured[name]:.2f}, recorded {ratio:.2f}, allowed {ratio * (1 - noise):.2f}"
         for name, ratio in recorded.items()
@@ -40,11 +41,12 @@ def regressions(recorded: dict[str, float], measured: dict[str, float], noise: f
 
 
 def main() -> None:
+    """Measure, and compare with the recorded ratios or replace them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    os.environ["OMP_WAIT_POLICY"] = "passive"  # else processors are charged for threads that only wait
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # otherwise waiting threads use processor time
     measured = measured_ratios(options.rounds)
     for name, ratio in measured.items():
         print(f"{ratio:.2f} times as fast as {name}, by processor time; load average {os.getloadavg()[0]:.1f}")

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python bench/checkpoint.py [--megabytes 1500] [--rounds 5] [--folder /tmp/keepstep-bench]
 
-One process holds the state of an AdamW run (weights and two moments, fp32). Every way of saving and loading it is timed
-once per round, in turn, so that all meet the same noise; the medians are printed, and ratios to dd, to DCP and to a
-memory copy. Reads are cold: files leave the page cache first. Then two ranks resume together, and last the steps of a
-busy loop are timed with and without a save behind them. Prints Markdown for docs/benchmarks.md.
+One process holds the state of an AdamW run (weights and two moments, fp32). Each round times every way to save and load
+the state once, in turn, so that noise affects all of them alike. The medians are printed, and ratios to dd, to DCP and
+to a memory copy. Reads are cold: files are dropped from the page cache first. The other parts time a resume on two
+ranks, and the steps of a busy loop with and without a save in the background. Prints Markdown for docs/benchmarks.md.
 """
 
 import argparse
@@ -33,10 +33,11 @@ from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.config import CheckpointConfig
 
 Times = dict[str, list[float]]
+"""Seconds in each round, by what was timed."""
 
 
 def make_state(megabytes: int) -> dict[str, Tensor]:
-    """Of a model with blocks of 4 matrices and 2 norms, 1,024 wide: weights and two moments."""
+    """Weights and two moments of a model with blocks of 4 matrices and 2 norms, 1,024 wide; at least this large."""
     width, state, size = 1024, {}, 0
     layer = 0
     while size < megabytes * 10**6:
@@ -56,25 +57,27 @@ def make_state(megabytes: int) -> dict[str, Tensor]:
 
 
 def size_of(state: dict[str, Tensor]) -> int:
+    """Bytes of all tensors."""
     return sum(tensor.nbytes for tensor in state.values())
 
 
 def timed(action: Callable[[], Any]) -> float:
+    """Seconds that a call takes."""
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
 
 
 def sync_tree(folder: Path) -> None:
-    """fsync what others do not: their files, then their folder."""
+    """fsync all files and then the folder, for writers that do not."""
     for path in [*folder.rglob("*"), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
 
 
-def forget(folder: Path) -> None:
-    """Drop the files from the page cache, so that a read is one of the disk."""
+def drop_from_cache(folder: Path) -> None:
+    """Drop the files from the page cache, so that the next read comes from the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -84,7 +87,7 @@ def forget(folder: Path) -> None:
 
 
 def fresh(folder: Path) -> Path:
-    """An empty folder, and a disk that has done with what was written or removed before."""
+    """Empty a folder and wait until the disk has finished all earlier writes; returns the folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.sync()
@@ -92,6 +95,8 @@ def fresh(folder: Path) -> Path:
 
 
 def manager(folder: Path, background: bool) -> CheckpointManager:
+    """Keepstep's checkpoint manager; any failure raises AssertionError."""
+
     def record(kind: str, **details: object) -> None:
         if kind != "saved":
             raise AssertionError(details)
@@ -100,15 +105,18 @@ def manager(folder: Path, background: bool) -> CheckpointManager:
 
 
 def time_dd(folder: Path, size: int, times: Times) -> None:
+    """Time a write and a read of `size` bytes by dd."""
     file, blocks = fresh(folder) / "file", str(size // 2**22)
     write = ["dd", "if=/dev/zero", f"of={file}", "bs=4M", f"count={blocks}", "conv=fsync", "status=none"]
     times["dd write"].append(timed(lambda: subprocess.run(write, check=True)))
-    forget(folder)
+    drop_from_cache(folder)
     read = ["dd", f"if={file}", "of=/dev/null", "bs=4M", "status=none"]
     times["dd read"].append(timed(lambda: subprocess.run(read, check=True)))
 
 
 def time_torch(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor], times: Times) -> None:
+    """Time torch.save and torch.load."""
+
     def save() -> None:
         torch.save(state, folder / "state.pt")
         sync_tree(folder)
@@ -119,11 +127,12 @@ def time_torch(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor]
 
     fresh(folder)
     times["torch.save + fsync"].append(timed(save))
-    forget(folder)
+    drop_from_cache(folder)
     times["torch.load"].append(timed(load))
 
 
 def time_dcp(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor], times: Times) -> None:
+    """Time a synchronous save and a load of DCP, torch's distributed checkpoint."""
     wrapped: dict[str, Any] = dict(state)
 
     def save() -> None:
@@ -132,11 +141,12 @@ def time_dcp(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor], 
 
     fresh(folder)
     times["DCP save + fsync"].append(timed(save))
-    forget(folder)
+    drop_from_cache(folder)
     times["DCP load"].append(timed(lambda: dcp.load(dict(target), checkpoint_id=folder)))
 
 
 def time_dcp_async(folder: Path, state: dict[str, Tensor], times: Times) -> None:
+    """Time an asynchronous save of DCP: the stall, and the time until it is complete."""
     fresh(folder)
     began = time.perf_counter()
     future = dcp.async_save(dict(state), checkpoint_id=folder, process_group=CHECKPOINT_GROUP)
@@ -146,8 +156,10 @@ def time_dcp_async(folder: Path, state: dict[str, Tensor], times: Times) -> None
     times["DCP async: whole"].append(time.perf_counter() - began)
 
 
-def time_ours(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor], times: Times, saver: Any) -> None:
-    """In the background (`saver`, whose memory is warm after its first save), in the foreground, and loading."""
+def time_keepstep(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor], times: Times, saver: Any) -> None:
+    """Time a save in the background, one in the foreground, and a load.
+
+    `saver` saves in the background; after its first save its host memory is allocated."""
     fresh(folder.with_name("background"))
     began = time.perf_counter()
     saver.save(SavedProgress(1, 1), state, {})
@@ -156,15 +168,15 @@ def time_ours(folder: Path, state: dict[str, Tensor], target: dict[str, Tensor],
     times["Keepstep async: whole"].append(time.perf_counter() - began)
     sync = manager(fresh(folder), background=False)
     times["Keepstep save"].append(timed(lambda: sync.save(SavedProgress(1, 1), state, {})))
-    forget(folder)
+    drop_from_cache(folder)
     times["Keepstep load"].append(timed(lambda: sync.load_newest(target)))
     sync.close()
     assert all(torch.equal(state[name], target[name]) for name in state)
 
 
 def deepspeed_engine(size: int) -> Any:
-    """ZeRO-1 over one rank with about as many bytes of state (it keeps fp32 weights twice)."""
-    os.environ["DS_ACCELERATOR"] = "cpu"  # else it warns, between the tables, that it found no other
+    """A ZeRO-1 engine on one rank with about as many bytes of state (it holds fp32 weights twice)."""
+    os.environ["DS_ACCELERATOR"] = "cpu"  # otherwise it prints a warning between the tables
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -184,13 +196,15 @@ def deepspeed_engine(size: int) -> Any:
 
 
 def time_deepspeed(folder: Path, engine: Any, times: Times) -> None:
+    """Time a save and a load of DeepSpeed, scaled to the bytes of the state."""
+
     def save() -> None:
         engine.save_checkpoint(str(folder), tag="x")
         sync_tree(folder)
 
     fresh(folder)
     times["DeepSpeed save + fsync"].append(timed(save) * SIZES["state"] / _tree_bytes(folder))
-    forget(folder)
+    drop_from_cache(folder)
     seconds = timed(lambda: engine.load_checkpoint(str(folder), tag="x"))
     times["DeepSpeed load"].append(seconds * SIZES["state"] / _tree_bytes(folder))
 
@@ -204,7 +218,7 @@ CHECKPOINT_GROUP: Any = None
 
 
 def compare(folder: Path, megabytes: int, rounds: int) -> None:
-    """All ways of saving and loading, in turn."""
+    """Time all ways to save and load in turn, and print the tables."""
     global CHECKPOINT_GROUP
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -220,7 +234,7 @@ def compare(folder: Path, megabytes: int, rounds: int) -> None:
     times: Times = defaultdict(list)
     for _ in range(rounds):
         times["memory copy"].append(timed(lambda: [copy[name].copy_(tensor) for name, tensor in state.items()]))
-        time_ours(folder / "keepstep", state, target, times, saver)
+        time_keepstep(folder / "keepstep", state, target, times, saver)
         time_dd(folder / "dd", SIZES["state"], times)
         time_torch(folder / "torch", state, target, times)
         time_dcp(folder / "dcp", state, target, times)
@@ -231,35 +245,40 @@ def compare(folder: Path, megabytes: int, rounds: int) -> None:
 
 
 def report(times: Times, written: int) -> None:
-    middle = {name: statistics.median(values) for name, values in times.items()}
+    """Print the times and compare them with the targets. `written`: bytes of Keepstep's checkpoint."""
+    medians = {name: statistics.median(values) for name, values in times.items()}
     size = SIZES["state"]
     print(
         f"State: {size / 1e9:.2f} GB in one process; {len(times['dd write'])} rounds, medians (smallest to largest).\n"
     )
-    print("| what | seconds | GB/s | against dd |\n| --- | --- | --- | --- |")
+    print("| operation | seconds | GB/s | relative to dd |\n| --- | --- | --- | --- |")
     for name, values in times.items():
-        versus = middle["dd read" if "load" in name or name == "dd read" else "dd write"] / middle[name]
+        versus = medians["dd read" if "load" in name or name == "dd read" else "dd write"] / medians[name]
         against = "" if "stall" in name or name == "memory copy" else f"{versus:.2f} of its speed"
-        spread = f"{middle[name]:.3f} ({min(values):.3f} to {max(values):.3f})"
-        print(f"| {name} | {spread} | {size / middle[name] / 1e9:.2f} | {against} |")
-    print("\n| bar | wanted | measured |\n| --- | --- | --- |")
-    stall = middle["Keepstep async: stall"]
-    bars = [
-        ("stall over a memory copy", "< 1.2", stall / middle["memory copy"]),
-        ("stall over a synchronous DCP save", "< 0.05", stall / middle["DCP save + fsync"]),
-        ("save against dd with fsync", ">= 0.9", middle["dd write"] / middle["Keepstep save"]),
-        ("whole background save against dd with fsync", ">= 0.9", middle["dd write"] / middle["Keepstep async: whole"]),
-        ("load against dd", ">= 0.9", middle["dd read"] / middle["Keepstep load"]),
-        ("save against DCP's own writer", "> 1", middle["DCP save + fsync"] / middle["Keepstep save"]),
-        ("load against DCP's own reader", "> 1", middle["DCP load"] / middle["Keepstep load"]),
-        ("bytes beyond the tensors'", "< 0.005", written / size - 1),
+        spread = f"{medians[name]:.3f} ({min(values):.3f} to {max(values):.3f})"
+        print(f"| {name} | {spread} | {size / medians[name] / 1e9:.2f} | {against} |")
+    print("\n| quantity | target | measured |\n| --- | --- | --- |")
+    stall = medians["Keepstep async: stall"]
+    quantities = [
+        ("stall relative to a memory copy", "< 1.2", stall / medians["memory copy"]),
+        ("stall relative to a synchronous DCP save", "< 0.05", stall / medians["DCP save + fsync"]),
+        ("speed of a save relative to dd with fsync", ">= 0.9", medians["dd write"] / medians["Keepstep save"]),
+        (
+            "speed of a whole background save relative to dd with fsync",
+            ">= 0.9",
+            medians["dd write"] / medians["Keepstep async: whole"],
+        ),
+        ("speed of a load relative to dd", ">= 0.9", medians["dd read"] / medians["Keepstep load"]),
+        ("speed of a save relative to DCP's writer", "> 1", medians["DCP save + fsync"] / medians["Keepstep save"]),
+        ("speed of a load relative to DCP's reader", "> 1", medians["DCP load"] / medians["Keepstep load"]),
+        ("overhead in bytes, relative to the tensors", "< 0.005", written / size - 1),
     ]
-    for name, wanted, value in bars:
-        print(f"| {name} | {wanted} | {value:.4f} |" if value < 0.1 else f"| {name} | {wanted} | {value:.2f} |")
+    for name, target, value in quantities:
+        print(f"| {name} | {target} | {value:.4f} |" if value < 0.1 else f"| {name} | {target} | {value:.2f} |")
 
 
 def two_ranks(folder: Path, megabytes: int, rounds: int) -> None:
-    """Resume on two ranks, each with half of every tensor, against two dd that read half each."""
+    """Time a resume on two ranks, each with half of every tensor, and two dd processes that each read half as much."""
     size = size_of(make_state(megabytes)) // 2**22 * 2**22
     run = fresh(folder / "two")
     subprocess.run(
@@ -294,7 +313,7 @@ def _resume_rank(run: Path, rank: int, megabytes: int, rounds: int) -> None:
             (lambda: saver.load_newest(state), resumes),
             (lambda: subprocess.run(read, check=True), reads),
         ):
-            forget(run)
+            drop_from_cache(run)
             dist.barrier()
             began = time.perf_counter()
             action()
@@ -304,12 +323,14 @@ def _resume_rank(run: Path, rank: int, megabytes: int, rounds: int) -> None:
         resume, raw = statistics.median(resumes), statistics.median(reads)
         print("\n| two ranks | seconds |\n| --- | --- |")
         print(f"| resume (find, read, verify) | {resume:.3f} |\n| two dd, half each | {raw:.3f} |")
-        print(f"\nResume over the read: {resume / raw:.2f} (wanted < 1.5).", flush=True)
+        print(f"\nResume relative to the read: {resume / raw:.2f} (target < 1.5).", flush=True)
 
 
 def slow_down(folder: Path, megabytes: int, rounds: int) -> None:
-    """Steps of a loop that keeps one core busy, or both, with and without a save going on behind: large products, and
-    many small operations as of a loop that launches kernels, which needs Python's lock all the time."""
+    """Time the steps of a loop with and without a save in the background, with one busy core or two.
+
+    One kind of step computes large products. The other runs many small operations, like a loop that launches kernels,
+    and holds Python's lock all the time."""
     state = make_state(megabytes)
     saver = manager(fresh(folder / "steps"), background=True)
     saver.save(SavedProgress(0, 0), state, {})
@@ -319,27 +340,28 @@ def slow_down(folder: Path, megabytes: int, rounds: int) -> None:
         "large products": lambda: [large @ large for _ in range(8)],
         "small operations": lambda: [small + small for _ in range(20_000)],
     }
-    print("\n| step | busy cores | alone, ms | beside a save, ms | slower by |\n| --- | --- | --- | --- | --- |")
+    print("\n| step | busy cores | alone, ms | during a save, ms | slower by |\n| --- | --- | --- | --- | --- |")
     for (name, step), cores in itertools.product(steps.items(), (1, 2)):
         burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores - 1)]
-        alone, beside = [], []
+        alone, during = [], []
         for number in range(rounds):
             alone += [timed(step) for _ in range(20)]
             saver.save(SavedProgress(number + 1, 0), state, {})
-            assert saver._saving is not None
-            while not saver._saving[2].done():
-                beside.append(timed(step))
+            assert saver._pending is not None
+            while not saver._pending.saved.done():
+                during.append(timed(step))
             saver.wait()
         for burner in burners:
             burner.kill()
             burner.wait()
-        before, during = statistics.mean(alone), statistics.mean(beside)
-        slower = 100 * (during / before - 1)
-        print(f"| {name} | {cores} of {os.cpu_count()} | {1000 * before:.1f} | {1000 * during:.1f} | {slower:.0f} % |")
+        alone_ms, during_ms = 1000 * statistics.mean(alone), 1000 * statistics.mean(during)
+        slower = 100 * (during_ms / alone_ms - 1)
+        print(f"| {name} | {cores} of {os.cpu_count()} | {alone_ms:.1f} | {during_ms:.1f} | {slower:.0f} % |")
     saver.close()
 
 
 def main() -> None:
+    """Run the parts that the command line names and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=5)

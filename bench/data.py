@@ -5,11 +5,11 @@
     ./pip install torch==2.13.0 datasets litdata mosaicml-streaming
     OMP_NUM_THREADS=1 PYTHONPATH=. /tmp/bench/bin/python bench/data.py [--tokens 100] [--folder /tmp/bench-data]
 
-The environment is one of its own, so that none of these libraries is a dependency of Keepstep; one that is missing is
-left out. Reading: the same uint16 tokens for all, in rows of 1,024, batch 8, warm page cache, one core, verification of
-every block on; loaders are timed in turn, each in a process of its own, in several rounds, and the median is told. CPU
-seconds are those of the whole process, all threads. The others give tokens (nanoGPT: and targets); Keepstep gives
-tokens, labels, positions and documents. Preparation: Python's own sources. Prints Markdown.
+The libraries live in a separate environment, because Keepstep does not depend on them. A missing library is left out.
+Reading: all loaders read the same uint16 tokens in rows of 1,024, batch 8, with a warm page cache, on one core.
+Keepstep verifies every block. Loaders are timed in turn, each in its own process, in several rounds; the median is
+printed. CPU seconds count all threads of the process. Keepstep returns tokens, labels, positions and documents; nanoGPT
+returns tokens and targets; the others return tokens. Preparation: the text is Python's own sources. Prints Markdown.
 """
 
 import argparse
@@ -43,13 +43,14 @@ from data_pipeline.tokenizers.tokenizer import load_tokenizer
 
 ROW, BATCH, BLOCK_ROWS, VOCAB, END = 1024, 8, 128, 50_257, 0
 ROUNDS, BATCHES = 5, 2000
-COPIES = 3  # of the sources that are prepared
+COPIES = 3
+"""Number of copies of Python's sources in the text that is prepared."""
 
 Batches = Iterator[Any]
 
 
 def write_tokens(folder: Path, tokens: int) -> np.ndarray:
-    """The token stream that all loaders read; documents have the lengths of source files."""
+    """Write the tokens that all loaders read; returns them. Documents have the lengths of typical source files."""
     random = np.random.default_rng(0)
     lengths = np.maximum(2, random.lognormal(6.8, 1.1, tokens // 1600).astype(np.int64))
     flat = random.integers(1, VOCAB, int(lengths.sum()), dtype=np.uint16)
@@ -60,7 +61,7 @@ def write_tokens(folder: Path, tokens: int) -> np.ndarray:
 
 
 def write_keepstep(out: Path, flat: np.ndarray, lengths: np.ndarray, copies: int = 1) -> None:
-    """A data set of these documents; with `copies` the manifest lists the one shard so many times."""
+    """Write a data set of these documents. Its manifest lists its only shard `copies` times."""
     pieces = pack(lengths, ROW, "best-fit")
     rows = pieces.rows if copies == 1 else pieces.rows // BLOCK_ROWS * BLOCK_ROWS
     shape = ShardShape(rows, ROW, BLOCK_ROWS, 2)
@@ -75,9 +76,9 @@ def write_keepstep(out: Path, flat: np.ndarray, lengths: np.ndarray, copies: int
                 first, last = pieces.row_start[block * BLOCK_ROWS + row : block * BLOCK_ROWS + row + 2]
                 for piece in range(first, last):
                     document, offset, length = pieces.document[piece], pieces.offset[piece], pieces.length[piece]
-                    place = 2 + int(used[row])
+                    column = 2 + int(used[row])
                     source = int(starts[document] + offset)
-                    out_rows[row, place : place + length] = flat[source : source + length]
+                    out_rows[row, column : column + length] = flat[source : source + length]
                     origins.append((used[row], 0, document, offset))
                     used[row] += length
                 piece_start.append(len(origins))
@@ -95,13 +96,14 @@ def write_keepstep(out: Path, flat: np.ndarray, lengths: np.ndarray, copies: int
 
 
 def keepstep(folder: Path, first_step: int = 0, prefetch: int = 32) -> Batches:
+    """Keepstep's batches from a step on."""
     config = DataConfig.model_validate({"sources": [{"path": str(folder)}], "prefetch_batches": prefetch})
     stream = open_stream(config, seq_len=ROW)
     return stream.steps(first_step=first_step, global_batch_size=BATCH, micro_batch_size=BATCH, rank=0, world_size=1)
 
 
 def nanogpt(folder: Path) -> Batches:
-    """As nanoGPT's get_batch does: a new map and random windows for every batch, tokens and targets."""
+    """Batches as in nanoGPT's get_batch: tokens and targets of random windows, with a new memory map for each batch."""
     import torch
 
     while True:
@@ -113,7 +115,9 @@ def nanogpt(folder: Path) -> Batches:
 
 
 def stand_in_for_torchvision() -> None:
-    """For mosaicml-streaming, which imports it for pictures. The one from PyPI is built for torch with CUDA."""
+    """Put an empty module in place of torchvision, which mosaicml-streaming imports for images.
+
+    torchvision from PyPI is built for torch with CUDA."""
 
     def anything(name: str) -> type:
         if name.startswith("__"):
@@ -123,11 +127,12 @@ def stand_in_for_torchvision() -> None:
     for name in ("", ".datasets", ".transforms", ".transforms.functional"):
         module = ModuleType(f"torchvision{name}")
         module.__getattr__ = anything
-        module.__spec__ = ModuleSpec(module.__name__, None)  # for who looks whether it is there
+        module.__spec__ = ModuleSpec(module.__name__, None)  # for code that checks whether the module exists
         sys.modules[module.__name__] = module
 
 
 def mosaicml(folder: Path) -> Batches:
+    """Batches of mosaicml-streaming, from rows in its format MDS."""
     stand_in_for_torchvision()
     from streaming import MDSWriter, StreamingDataset  # pyright: ignore[reportMissingImports]
     from torch.utils.data import DataLoader
@@ -144,6 +149,7 @@ def mosaicml(folder: Path) -> Batches:
 
 
 def litdata(folder: Path) -> Batches:
+    """Batches of litdata, from chunks in its token format."""
     import litdata as ld  # pyright: ignore[reportMissingImports]
     from torch.utils.data import DataLoader
 
@@ -166,6 +172,7 @@ def litdata(folder: Path) -> Batches:
 
 
 def hugging_face(folder: Path) -> Batches:
+    """Shuffled batches of Hugging Face datasets, from a data set on disk."""
     from datasets import Dataset, load_from_disk
     from torch.utils.data import DataLoader
 
@@ -190,7 +197,7 @@ LOADERS: dict[str, Callable[[Path], Batches]] = {
 
 
 def time_loaders(folder: Path) -> dict[str, float]:
-    """Median tokens per CPU-second, each measured in a process of its own: some libraries leave threads behind."""
+    """Median tokens per CPU-second by loader. Each runs in its own process, because some leave threads behind."""
     rates: dict[str, list[float]] = {name: [] for name in LOADERS}
     for _ in range(ROUNDS):
         for name in LOADERS:
@@ -206,7 +213,7 @@ def time_loaders(folder: Path) -> dict[str, float]:
 
 
 def measure(name: str, folder: Path) -> None:
-    """Prints tokens per CPU-second."""
+    """Print tokens per CPU-second of a loader."""
     batches = LOADERS[name](folder)
     for _ in islice(batches, 100):
         pass
@@ -232,19 +239,20 @@ print(seconds, cpu, (kib("VmHWM") - before) / 1024)
 
 
 def time_start(folder: Path, step: int) -> list[float]:
-    """Seconds to the first batch in a new process after the imports, of the clock and of the CPU, and MiB that it grew
-    by; medians."""
+    """Medians of wall seconds, CPU seconds and MiB of memory from the imports to the first batch, in new processes."""
     command = [sys.executable, "-c", START_PROGRAM, str(folder), str(step)]
     runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() for _ in range(ROUNDS)]
-    return [statistics.median(float(run[place]) for run in runs) for place in range(3)]
+    return [statistics.median(float(run[column]) for run in runs) for column in range(3)]
 
 
 def python_sources() -> list[str]:
+    """Texts of the modules in Python's standard library."""
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     return [file.read_text(encoding="utf-8", errors="replace") for file in files if "site-packages" not in file.parts]
 
 
 def train_byte_bpe(texts: list[str], out: Path) -> None:
+    """Train a byte-level BPE tokenizer of 8,192 tokens and save it in Hugging Face's format."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -263,7 +271,7 @@ def train_byte_bpe(texts: list[str], out: Path) -> None:
 
 
 def time_preparation(folder: Path) -> list[tuple[str, float]]:
-    """MB of text per CPU-second (whole builds: reading, hashing, packing and writing too), and the gain of two."""
+    """MB of text per CPU-second by tokenizer: encoding alone, and whole builds by one worker and by two."""
     texts = [text for text in python_sources() if text.strip()]
     size = sum(len(text.encode()) for text in texts) / 1e6
     source = folder / "sources"
@@ -280,18 +288,23 @@ def time_preparation(folder: Path) -> list[tuple[str, float]]:
     plain.encode_batch(texts, add_special_tokens=False)
     out = [("HF `encode_batch` alone, byte-level BPE", size / (time.process_time() - cpu))]
     for name, tokenizer in (("byte-level BPE (through tiktoken)", "byte-bpe"), ("SentencePiece BPE", "bpe")):
-        load_tokenizer(folder / tokenizer).encode_batch(texts[:1])  # finds the twin
+        load_tokenizer(folder / tokenizer).encode_batch(
+            texts[:1]
+        )  # builds the faster encoder, if the tokenizer has one
         one, one_cpu = build(folder, source, folder / tokenizer, 1)
         two, two_cpu = build(folder, source, folder / tokenizer, 2)
         out.append((f"`keepstep data build`, {name}", COPIES * size / one_cpu))
         out.append(
-            (f"the same by two workers, {COPIES * size:.0f} MB: {one / two:.2f} times faster", COPIES * size / two_cpu)
+            (
+                f"the same with two workers, {COPIES * size:.0f} MB: {one / two:.2f} times as fast",
+                COPIES * size / two_cpu,
+            )
         )
     return out
 
 
 def build(folder: Path, source: Path, tokenizer: Path, workers: int) -> tuple[float, float]:
-    """Wall and CPU seconds of a build, the start of workers left out of neither."""
+    """Wall and CPU seconds of a build, including the start of workers."""
     out = folder / "built"
     shutil.rmtree(out, ignore_errors=True)
     options = BuildOptions(read=ReadOptions(format="text"), task_bytes=2 << 20)
@@ -305,8 +318,9 @@ def _cpu() -> float:
 
 
 def main() -> None:
+    """Run all measurements and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=100, help="million tokens to read")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens to read, in millions")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/keepstep-bench-data"))
     options = parser.parse_args()
     folder: Path = options.folder
@@ -325,7 +339,7 @@ def main() -> None:
     for name, rate in rates.items():
         print(f"| {name} | {rate / 1e6:.1f} | {rate / reference:.2f} |")
     print(
-        "\n| a new process, imports apart | seconds to the first batch | CPU-seconds | MiB |\n| --- | --- | --- | --- |"
+        "\n| new process, without imports | seconds to the first batch | CPU-seconds | MiB |\n| --- | --- | --- | --- |"
     )
     for name, data, step in (
         (f"{options.tokens} M tokens, step 0", "keepstep", 0),

@@ -1,7 +1,7 @@
-"""Time training steps on one CUDA device, or several under torchrun, as a share of the device's peak (MFU).
+"""Times training steps on one CUDA device, or on several under torchrun, and prints their MFU.
 
-`python -m bench.gpu [--model 124M]`, or `torchrun --nproc-per-node 8 -m bench.gpu --engine fsdp2`. Needs torch >= 2.11
-and no network. The peak is measured here, by a large matrix product in bf16, and shown; MFU is against it.
+`python -m bench.gpu [--model 124M]`, or `torchrun --nproc-per-node 8 -m bench.gpu --engine fsdp2`. It needs
+torch >= 2.11 and no network. MFU is relative to the device's peak in bf16, which a large matrix product measures here.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SHAPES: dict[str, dict[str, int]] = {**MODELS, "llama-1b": {**LLAMA_1B, "d_ff": 
 
 
 def packed_rows(rows: int, model: ModelConfig, documents: int) -> Batch:
-    """Random tokens; each row holds so many documents of random lengths."""
+    """A batch of random tokens. Each row holds `documents` documents of random lengths."""
     generator = np.random.default_rng(1)
     shape = (rows, model.seq_len)
     tokens_BT = generator.integers(model.vocab_size, size=shape)
@@ -50,23 +50,24 @@ def packed_rows(rows: int, model: ModelConfig, documents: int) -> Batch:
 
 
 def step_seconds(engine: Engine, batch: Batch, device: torch.device, steps: int) -> list[float]:
-    """Of each step, the first with all that it compiles. Collective."""
+    """Seconds of each step. The first includes compilation. Collective."""
     loss_fn, seconds = loss_by_source(1), []
     for _ in range(steps):
         began = time.perf_counter()
         engine.forward_backward([to_device(batch, device)], loss_fn, 1 / batch.tokens_BT.size)
-        engine.step(1e-4, 1.0)  # its norm is read on the host: the device has finished
+        engine.step(1e-4, 1.0)  # it reads the norm on the host, so the device has finished
         seconds.append(time.perf_counter() - began)
     return seconds
 
 
 def main() -> None:
+    """Train as the command line says and print one line on rank 0. Collective."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=SHAPES, default="124M")
     parser.add_argument("--engine", default="single")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--micro-batch-size", type=int, default=8)
-    parser.add_argument("--documents", type=int, default=4, help="documents in a row")
+    parser.add_argument("--documents", type=int, default=4, help="documents per row")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-compile", dest="compile", action="store_false")

@@ -1,11 +1,11 @@
-"""What reliability costs: seconds from a kill to the next step, and the share of a step that watching takes.
+"""The cost of reliability: seconds from a kill to the next step, and the share of a step that monitoring takes.
 
     python bench/reliability.py recovery --data DATA --out OUT [--ranks 2] [RECIPE] [OVERRIDES ...]
     python bench/reliability.py watching [--ranks 2] [RECIPE] [OVERRIDES ...]
 
-`recovery` trains three times: plainly, from the command to the end of the first step; the same command again over the
-checkpoint; and with a rank killed on the way, from the kill to the end of the next step. `watching` trains on random
-tokens under DDP, whose ranks hold copies of all weights.
+`recovery` trains twice. Without a fault, it measures from the command to the end of the first step. With a rank that is
+killed, it measures from the kill to the end of the next step. `watching` trains on random tokens under DDP, whose ranks
+hold replicas of all weights, and measures each part of the monitoring.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from train.config import Recipe
 
 STEPS = 40
-KILLED_AFTER = 25
+KILL_STEP = 25
+"""Optimizer steps finished when the rank is killed."""
 
 
 def main() -> None:
+    """Run the measurement that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["recovery", "watching"])
     parser.add_argument("recipe", nargs="?", default="recipes/laptop.yaml")
@@ -50,6 +52,7 @@ def main() -> None:
 
 
 def recovery(recipe: str, overrides: list[str], data: Path, out: Path, ranks: int) -> None:
+    """Print the seconds to the first step of a plain start, and from a kill to the next step."""
     settings = [
         *overrides,
         f"data.sources.0.path={data}",
@@ -62,18 +65,20 @@ def recovery(recipe: str, overrides: list[str], data: Path, out: Path, ranks: in
     started = time.time()
     plain.train([], 0)
     print(f"plain start: {_first_step(plain, started) - started:.2f} s from the command to the end of the first step")
-    fault = {"fault": "kill", "rank": ranks - 1, "step": KILLED_AFTER, "phase": "forward"}
+    fault = {"fault": "kill", "rank": ranks - 1, "step": KILL_STEP, "phase": "forward"}
     killed.train([fault], max_restarts=1)
     moment = (killed.marks / "0").stat().st_mtime
     print(f"after a kill: {_first_step(killed, moment) - moment:.2f} s from the kill to the end of the next step")
 
 
 def _first_step(trial: Trial, after: float) -> float:
+    """Time of the first step that ended after the given time, both in seconds since the epoch."""
     records = read_jsonl(trial.folder / "metrics.jsonl")
     return next(record["time"] for record in records if "loss" in record and record["time"] > after)
 
 
 def watching(path: str, overrides: list[str], ranks: int) -> None:
+    """Start the ranks and print the cost of monitoring on rank 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -87,13 +92,13 @@ def watching(path: str, overrides: list[str], ranks: int) -> None:
 
 
 def watch(path: str, overrides: list[str], rank: int, ranks: int, port: int) -> None:
-    """One rank's costs, against a step; rank 0 prints its own. Collective."""
+    """Measure one rank's costs relative to a step; rank 0 prints its own. Collective."""
     from parallel.bootstrap import start
     from parallel.collectives import gather_objects
     from parallel.environ import World
     from train.health.guard import Guard
-    from train.health.injected_faults import Faults
-    from train.health.replicas import check_replicas, hashes
+    from train.health.injected_faults import FaultInjector
+    from train.health.replicas import check_replicas, hash_parts
     from train.health.watchdog import Probe, Watchdog
     from train.records.clock import Clock
 
@@ -104,16 +109,15 @@ def watch(path: str, overrides: list[str], rank: int, ranks: int, port: int) -> 
     watchdog = Watchdog(
         out / "status.json", out, rank=rank, world_size=ranks, hang_seconds=480, record=lambda *_, **__: None
     )
-    clock, ledger, faults = Clock(), Clock(), Faults({}, rank, Path())
+    clock, faults = Clock(), FaultInjector({}, rank, Path())
     guard, probe = Guard(recipe.guard), Probe(runtime.device)
     for number in range(recipe.guard.window):
         guard.judge(number, 3.0 + 0.01 * (number % 7), 1.0)
 
     def enter() -> None:
         clock.enter("forward")
-        ledger.enter("forward")
-        watchdog.beat("forward", 1)
-        faults.strike("forward", 1)
+        watchdog.enter_phase("forward", 1)
+        faults.inject("forward", 1)
 
     def judge() -> None:
         guard.norm_limit(3.0)
@@ -121,27 +125,27 @@ def watch(path: str, overrides: list[str], rank: int, ranks: int, port: int) -> 
 
     every, log_every = recipe.guard.compare_replicas_every, recipe.train.log_every
     whole = seconds(step, 5)
-    compared = seconds(lambda: check_replicas(gather_objects(hashes(engine.replicated_tensors()))), 20)
+    compared = seconds(lambda: check_replicas(gather_objects(hash_parts(engine.replicated_tensors()))), 20)
     costs = {
-        "clocks, heartbeat and faults, 4 phases": 4 * seconds(enter, 1000),
+        "clock, heartbeat and faults, 4 phases": 4 * seconds(enter, 1000),
         "guard": seconds(judge, 1000),
-        f"hash of all copies, gathered, every {every} steps": compared / max(1, every),
-        f"probe of speed, every {log_every} steps": seconds(probe.seconds, 20) / log_every,
-        "heartbeats told and watched, every 2 s": seconds(lambda: watchdog._round(2.0), 20) * whole / 2.0,
+        f"hash of all replicas, gathered, every {every} steps": compared / max(1, every),
+        f"speed probe, every {log_every} steps": seconds(probe.seconds, 20) / log_every,
+        "heartbeats sent and checked, every 2 s": seconds(lambda: watchdog._round(2.0), 20) * whole / 2.0,
     }
     watchdog.close()
     if rank == 0:
-        print(f"a step of {recipe.name} on {ranks} ranks takes {1e3 * whole:.1f} ms; of that")
-        for name, cost in [*costs.items(), ("together", sum(costs.values()))]:
+        print(f"a step of {recipe.name} on {ranks} ranks takes {1e3 * whole:.1f} ms, of which")
+        for name, cost in [*costs.items(), ("all together", sum(costs.values()))]:
             print(f"  {name:50} {1e6 * cost:9.1f} us a step  {cost / whole:8.4%}")
 
 
 def a_step(recipe: Recipe, runtime: Runtime) -> tuple[Engine, Callable[[], None]]:
-    """The recipe's model and a function that trains it by one step on random tokens."""
+    """The recipe's engine, and a function that trains it by one step on random tokens."""
     import torch
 
     from parallel.build_engine import build_engine
-    from parallel.engine import Trainable
+    from parallel.engine import BatchLoss, Trainable
     from train.model.gpt import GPT, initial_value
     from train.optim.groups import build_optimizer
 
@@ -157,8 +161,9 @@ def a_step(recipe: Recipe, runtime: Runtime) -> tuple[Engine, Callable[[], None]
     documents = torch.zeros_like(tokens, dtype=torch.int32)
     batches = [tokens] * recipe.grad_accum_steps(runtime.data_parallel_size)
 
-    def loss_fn(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        return model(batch, positions, documents, batch).sum().reshape(1)
+    def loss_fn(model: torch.nn.Module, batch: torch.Tensor) -> BatchLoss:
+        loss = model(batch, positions, documents, batch).sum()
+        return BatchLoss(objective=loss, sums=loss.reshape(1))
 
     def step() -> None:
         engine.forward_backward(batches, loss_fn, 1.0 / tokens.numel())
@@ -168,7 +173,7 @@ def a_step(recipe: Recipe, runtime: Runtime) -> tuple[Engine, Callable[[], None]
 
 
 def seconds(action: Callable[[], object], times: int) -> float:
-    """The median of several calls, after one to warm up."""
+    """Median seconds of several calls, after one warm-up call."""
     action()
     taken = []
     for _ in range(times):

@@ -1,8 +1,8 @@
-"""Seconds from the command to a training's first step: `python -m bench.start [--peers PYTHON]`.
+"""Times the start of a training, from the command to the first step: `python -m bench.start [--peers PYTHON]`.
 
-What no start can avoid is importing torch and building the model. Keepstep is the whole product, `python -m train` with
-data, checkpoints, lease and watchdog, until its loop asks for the first batch; peers are the contenders of
-`bench.step`, until their model and optimizer are built. All take turns; ratios are taken within a round.
+No start can avoid importing torch and building the model. For Keepstep the time covers the whole product, `python -m
+train` with data, checkpoints, lease and watchdog, until its loop asks for the first batch. For the contenders of
+`bench.step` it covers the time until model and optimizer are built. All take turns; ratios are taken within a round.
 """
 
 import argparse
@@ -24,14 +24,15 @@ from bench.step import MICRO_BATCH, MODELS, machine
 from launch.corpus import gather
 
 MODEL = "14M"
-LEAST = "torch and the model"
+MINIMUM = "torch and the model"
 BUILD = (
     "import json, os, sys, nanogpt_like as n\n"
     "n.torch.set_num_threads(2); n.Plain(n.Spec(**json.loads(sys.argv[1]))); os._exit(0)"
 )
 
 
-def least(settings: dict[str, int]) -> float:
+def minimum(settings: dict[str, int]) -> float:
+    """Seconds to import torch and build the model."""
     spec = Spec(**settings, threads=2, compile=False, options={}, started=0.0)  # pyright: ignore[reportArgumentType]
     began = time.monotonic()
     command = [sys.executable, "-c", BUILD, json.dumps(asdict(spec))]
@@ -40,7 +41,7 @@ def least(settings: dict[str, int]) -> float:
 
 
 def keepstep(settings: dict[str, int], engine: str, folder: Path) -> float:
-    """Its process is one rank; from the command until the seconds that it books to its first batch and step."""
+    """Seconds from the command until Keepstep, on one rank, asks for its first batch."""
     out = Path(tempfile.mkdtemp(dir=folder))
     model = {name: value for name, value in settings.items() if name != "micro_batch_size"}
     size = settings["micro_batch_size"]
@@ -71,11 +72,12 @@ def keepstep(settings: dict[str, int], engine: str, folder: Path) -> float:
             time.sleep(0.002)
         taken = time.monotonic() - began
     with metrics.open(encoding="utf-8") as lines:
-        booked = json.loads(next(lines))["seconds"]
-    return taken - booked["data_wait"] - booked["step"]
+        first_step = json.loads(next(lines))["seconds"]
+    return taken - first_step["data_wait"] - first_step["step"]
 
 
 def peer(contender: Contender, settings: dict[str, int]) -> float:
+    """Seconds from the command until a contender has built model and optimizer."""
     contender.ranks.clear()
     contender.launch(settings, 29692, 200.0)
     contender.stop()
@@ -83,6 +85,7 @@ def peer(contender: Contender, settings: dict[str, int]) -> float:
 
 
 def prepare(folder: Path, seq_len: int) -> None:
+    """Build a small data set in the folder."""
     corpus, tokenizer = str(folder / "corpus.jsonl"), str(folder / "tokenizer")
     gather(Path(corpus), 1_000_000)
     for arguments in (
@@ -93,15 +96,16 @@ def prepare(folder: Path, seq_len: int) -> None:
 
 
 def main() -> None:
+    """Time all starts and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=sys.executable, help="the Python of the peers' environment")
-    parser.add_argument("--only", nargs="*", default=[], help="names that start so")
+    parser.add_argument("--only", nargs="*", default=[], help="only starts whose names begin with one of these")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     settings = {**MODELS[MODEL], "micro_batch_size": MICRO_BATCH[MODEL]}
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), settings["seq_len"])
-        starts: dict[str, Callable[[], float]] = {LEAST: partial(least, settings)}
+        starts: dict[str, Callable[[], float]] = {MINIMUM: partial(minimum, settings)}
         for engine in ("single", "ddp", "fsdp2"):
             starts[f"keepstep {engine}"] = partial(keepstep, settings, engine, Path(folder))
         for name, program, python in (
@@ -112,15 +116,15 @@ def main() -> None:
         ):
             starts[name] = partial(peer, Contender(name, program, python), settings)
         taken: dict[str, list[float]] = {
-            name: [] for name in starts if name == LEAST or not options.only or name.startswith(tuple(options.only))
+            name: [] for name in starts if name == MINIMUM or not options.only or name.startswith(tuple(options.only))
         }
         for _ in range(options.rounds):
             for name, seconds in taken.items():
                 seconds.append(starts[name]())
     print(f"{machine()}; {MODEL}; {options.rounds} rounds in turn; load average {os.getloadavg()[1]:.1f}\n")
-    print(f"| start | seconds to the first step (range) | by {LEAST} (range) |\n| --- | --- | --- |")
+    print(f"| start | seconds to the first step (range) | relative to {MINIMUM} (range) |\n| --- | --- | --- |")
     for name, seconds in taken.items():
-        ratios = sorted(one / bound for one, bound in zip(seconds, taken[LEAST], strict=True))
+        ratios = sorted(one / bound for one, bound in zip(seconds, taken[MINIMUM], strict=True))
         ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         print(f"| {name} | {statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {ratio} |")
 

@@ -1,8 +1,8 @@
-"""Time a training step of Keepstep and of its peers, side by side on one machine: `python -m bench.step --help`.
+"""Times a training step of Keepstep and of other systems on one machine: `python -m bench.step --help`.
 
-All contenders stay loaded and take turns, a few steps each, round after round, so that whatever else the machine does
-hits all alike; ratios are taken within a round, and medians over rounds, with their range. Peers run in an environment
-of their own (`--peers`, a Python with litgpt, transformers, accelerate and deepspeed).
+All contenders stay loaded and take turns: in each round, each runs a few steps. So other load on the machine affects
+all of them alike. Ratios are taken within a round; the table shows their medians and ranges over rounds. The other
+systems run in a separate environment (`--peers`, a Python with litgpt, transformers, accelerate and deepspeed).
 """
 
 import argparse
@@ -32,8 +32,10 @@ KEEP_ALL = "activations kept"
 
 
 def contenders(peers_python: str, names: list[str], n_ranks: int, model: str = "14M") -> list[Contender]:
-    """Each at its documented best; what bounds them first."""
-    both_ways = n_ranks == 1 and model == "14M"  # eager and compiled; else all at once would not fit in memory
+    """All contenders in their fastest documented settings, after the bounds of their speed.
+
+    `names`: keep only those whose name starts with one of these; empty keeps all."""
+    both_ways = n_ranks == 1 and model == "14M"  # eager and compiled; otherwise they would not fit in memory together
     ours, others = sys.executable, peers_python
     single = {"engine": "single"}
     if n_ranks == 1:
@@ -64,7 +66,7 @@ def contenders(peers_python: str, names: list[str], n_ranks: int, model: str = "
 
 
 def recomputing() -> list[Contender]:
-    """What each way to hold fewer activations costs and saves, in one process."""
+    """Ways to hold fewer activations, in one process."""
     ways: dict[str, dict[str, str]] = {
         KEEP_ALL: {},
         "full": {"activation_checkpointing": "full"},
@@ -83,6 +85,7 @@ def recomputing() -> list[Contender]:
 def measure(
     entrants: list[Contender], settings: dict[str, int], rounds: int, steps: int, start_limit: float = 600.0
 ) -> None:
+    """Start the contenders and run the rounds. A contender that fails keeps no rounds and says why in `failure`."""
     ready = []
     for index, one in enumerate(entrants):
         try:
@@ -107,7 +110,7 @@ def measure(
 
 
 def table(entrants: list[Contender], settings: dict[str, int], peak_flops: float) -> list[str]:
-    """Markdown. Ratios are medians of ratios within rounds, with the least and the greatest."""
+    """Lines of a Markdown table. Ratios are medians of ratios within rounds, with their smallest and largest value."""
     model = ModelConfig(**{name: value for name, value in settings.items() if name != "micro_batch_size"})  # pyright: ignore[reportArgumentType]
     sequence_tokens = settings["micro_batch_size"] * settings["seq_len"]
     measured = [one for one in entrants if one.rounds]
@@ -118,13 +121,13 @@ def table(entrants: list[Contender], settings: dict[str, int], peak_flops: float
         "contender",
         "tokens/s (range)",
         "model GFLOP/s",
-        "of the peak",
-        "processor s a step",
-        f"speed by {bound.name if bound else 'the bound'}",
-        f"by {best.name if best else 'the best peer'} (range)",
-        "peak GiB a rank",
-        "command to ready, s",
-        "to first step, s",
+        "MFU (measured peak)",
+        "processor s per step",
+        f"speed relative to {bound.name if bound else 'the bound'}",
+        f"relative to {best.name if best else 'the best peer'} (range)",
+        "peak GiB per rank",
+        "seconds until ready",
+        "seconds to the first step",
     )
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for one in measured:
@@ -153,13 +156,14 @@ def table(entrants: list[Contender], settings: dict[str, int], peak_flops: float
 
 
 def _ratio(slow: Contender, fast: Contender) -> tuple[float, float, float]:
-    """How many times the second's tokens are as fast: least, median, greatest over rounds."""
+    """Speed of the second relative to the first, in tokens: smallest, median and largest over rounds."""
     size = fast.processes / slow.processes
     ratios = sorted(size * a / b for a, b in zip(slow.rounds, fast.rounds, strict=True))
     return ratios[0], statistics.median(ratios), ratios[-1]
 
 
 def machine() -> str:
+    """Processors, operating system and torch of this machine, as one line."""
     names = [
         line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -167,6 +171,7 @@ def machine() -> str:
 
 
 def main() -> None:
+    """Time the contenders that the command line names and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, default="14M")
     parser.add_argument("--ranks", type=int, default=1)
@@ -176,8 +181,8 @@ def main() -> None:
     parser.add_argument("--start-limit", type=float, default=100.0, help="seconds to a contender's first step")
     parser.add_argument("--peers", default=sys.executable, help="the Python of the peers' environment")
     parser.add_argument("--recomputation", action="store_true", help="compare ways to hold fewer activations instead")
-    parser.add_argument("--only", nargs="*", default=[], help="contenders whose names start so")
-    parser.add_argument("--json", type=Path, help="where to append the raw rounds, a line a contender")
+    parser.add_argument("--only", nargs="*", default=[], help="only contenders whose names begin with one of these")
+    parser.add_argument("--json", type=Path, help="file to append the raw rounds to, one line per contender")
     options = parser.parse_args()
     micro_batch_size = options.micro_batch_size or MICRO_BATCH[options.model]
     settings = {**MODELS[options.model], "micro_batch_size": micro_batch_size}

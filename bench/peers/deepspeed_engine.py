@@ -10,6 +10,7 @@ from protocol import read_spec, serve
 
 
 def main() -> None:
+    """Serve steps of DeepSpeed's engine. Collective."""
     spec = read_spec()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would compile for a minute

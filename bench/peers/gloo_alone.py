@@ -1,4 +1,4 @@
-"""The exchange of one step and nothing else: the gradients of all parameters, averaged over the ranks by gloo."""
+"""The communication of one step and nothing else: gloo sums the gradients of all parameters over the ranks."""
 
 import torch
 import torch.distributed as dist
@@ -8,10 +8,11 @@ from protocol import read_spec, serve
 from train.model.flops import count_parameters
 
 BUCKET = 25 * 2**20 // 4
-"""Elements in DDP's buckets."""
+"""Number of fp32 elements in one of DDP's buckets."""
 
 
 def main() -> None:
+    """Serve steps of all-reduces. Collective."""
     spec = read_spec()
     torch.set_num_threads(spec.threads)
     dist.init_process_group("gloo")

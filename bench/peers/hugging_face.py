@@ -1,4 +1,4 @@
-"""A Hugging Face Llama of the bench's size, for the two contenders that train one."""
+"""A Hugging Face Llama of the benchmark's size, for the two contenders that train one."""
 
 import torch
 from protocol import Spec
@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def build_llama(spec: Spec) -> LlamaForCausalLM:
+    """The model, with random weights."""
     torch.set_num_threads(spec.threads)
     return LlamaForCausalLM(
         LlamaConfig(

@@ -1,4 +1,4 @@
-"""Keepstep: what its training loop calls in a step, on rows of one document."""
+"""Keepstep: the calls of its training loop in one step, on rows of one document."""
 
 import os
 from functools import partial
@@ -21,6 +21,7 @@ from train.optim.groups import build_optimizer
 
 
 def make_batch(spec: Spec, generator: np.random.Generator) -> Batch:
+    """A micro batch of random tokens."""
     B, T = spec.micro_batch_size, spec.seq_len
     tokens_BT = generator.integers(spec.vocab_size, size=(B, T + 1))
     return Batch(
@@ -34,6 +35,7 @@ def make_batch(spec: Spec, generator: np.random.Generator) -> Batch:
 
 
 def main() -> None:
+    """Serve steps of Keepstep's engine. Collective."""
     spec = read_spec()
     torch.set_num_threads(spec.threads)
     model = model_config(spec)

@@ -1,4 +1,4 @@
-"""The bench's model as Keepstep's settings, for the contenders that need them."""
+"""The benchmark's model as settings of Keepstep, for the contenders that need them."""
 
 from protocol import Spec
 
@@ -6,6 +6,7 @@ from train.model.config import ModelConfig
 
 
 def model_config(spec: Spec) -> ModelConfig:
+    """Keepstep's settings of the model."""
     return ModelConfig(
         vocab_size=spec.vocab_size,
         seq_len=spec.seq_len,

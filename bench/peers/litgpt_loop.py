@@ -1,4 +1,4 @@
-"""litgpt's model, loss and Fabric as its `pretrain` command uses them, in its precision with fp32 masters."""
+"""litgpt's model, loss and Fabric, as its `pretrain` command uses them, in bf16 with fp32 masters."""
 
 import os
 
@@ -10,6 +10,7 @@ from protocol import read_spec, serve
 
 
 def main() -> None:
+    """Serve steps of litgpt. Collective."""
     spec = read_spec()
     torch.set_num_threads(spec.threads)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,4 +1,4 @@
-"""The matrix products of one step and nothing else: what no training step on this machine can beat."""
+"""The matrix products of one step and nothing else: a bound that no training step on this machine can beat."""
 
 import torch
 from keepstep_model import model_config
@@ -8,6 +8,7 @@ from train.model.flops import step_products
 
 
 def main() -> None:
+    """Serve steps of matrix products."""
     spec = read_spec()
     torch.set_num_threads(spec.threads)
     config = model_config(spec)

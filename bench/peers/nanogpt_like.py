@@ -1,4 +1,4 @@
-"""A plain loop in nanoGPT's manner, written for this bench: GPT-2 style model, autocast, fused AdamW, compile, DDP.
+"""A plain loop in the style of nanoGPT, written for this benchmark: a GPT-2 style model, autocast, fused AdamW, DDP.
 
 B micro batch, T sequence, D width, V vocabulary.
 """
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
+    """A transformer block of attention and a feed-forward layer."""
+
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         D = spec.d_model
@@ -22,6 +24,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(D, 4 * D, bias=False), nn.Linear(4 * D, D, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """The block's output, shape (B, T, D)."""
         B, T, D = x_BTD.shape
         q, k, v = (
             part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x_BTD)).split(D, dim=2)
@@ -32,9 +35,14 @@ class Block(nn.Module):
 
 
 class Plain(nn.Module):
+    """A GPT-2 style model with tied embeddings."""
+
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self.embed, self.place = nn.Embedding(spec.vocab_size, spec.d_model), nn.Embedding(spec.seq_len, spec.d_model)
+        self.embed, self.positions = (
+            nn.Embedding(spec.vocab_size, spec.d_model),
+            nn.Embedding(spec.seq_len, spec.d_model),
+        )
         self.blocks = nn.ModuleList([Block(spec) for _ in range(spec.n_layers)])
         self.norm = nn.LayerNorm(spec.d_model, bias=False)
         self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False)
@@ -42,7 +50,8 @@ class Plain(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
-        x_BTD = self.embed(tokens_BT) + self.place(torch.arange(tokens_BT.shape[1]))
+        """The mean loss in nats per label, shape ()."""
+        x_BTD = self.embed(tokens_BT) + self.positions(torch.arange(tokens_BT.shape[1]))
         for block in self.blocks:
             x_BTD = block(x_BTD)
         logits_BTV = self.head(self.norm(x_BTD))
@@ -50,6 +59,7 @@ class Plain(nn.Module):
 
 
 def main() -> None:
+    """Serve steps of the plain loop. Collective."""
     spec = read_spec()
     torch.set_num_threads(spec.threads)
     model: nn.Module = Plain(spec)

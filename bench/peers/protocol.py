@@ -1,8 +1,8 @@
-"""What every contender speaks with `bench/step.py`, whatever its environment: standard library only at import.
+"""The protocol between `bench/step.py` and each contender. It imports the standard library only.
 
-Started as `python CONTENDER.py SPEC` with SPEC in JSON, it builds its model, takes a first step and prints
-`{"ready_seconds": ..., "first_step_seconds": ...}`; then for each line N on stdin it takes N steps and prints how
-long each took, in seconds of the clock and in seconds of the processors, and its peak memory so far.
+`python CONTENDER.py SPEC`, with SPEC in JSON, builds its model, runs a first step and prints
+`{"ready_seconds": ..., "first_step_seconds": ...}`. For each line N on stdin it then runs N steps and prints the wall
+seconds and processor seconds of each, and its peak memory so far. It ends when stdin ends.
 """
 
 import json
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spec:
-    """The work. `started` is when the command was given, in seconds of `time.time()`."""
+    """The model, the batch and the settings of a contender."""
 
     vocab_size: int
     seq_len: int
@@ -26,20 +26,23 @@ class Spec:
     d_ff: int
     micro_batch_size: int
     threads: int
+    """Threads of each rank."""
     compile: bool
     options: dict[str, str]
     started: float
+    """When the command was given, in seconds since the epoch."""
 
 
 def read_spec() -> Spec:
+    """The specification on the command line."""
     return Spec(**json.loads(sys.argv[1]))
 
 
 def serve(spec: Spec, step: Callable[[], object]) -> None:
-    """Take steps when told, until stdin ends."""
+    """Run steps on request until stdin ends, and then end the process."""
     ready_seconds = time.time() - spec.started
     step()
-    _say(ready_seconds=ready_seconds, first_step_seconds=time.time() - spec.started)
+    _print(ready_seconds=ready_seconds, first_step_seconds=time.time() - spec.started)
     for line in sys.stdin:
         clock, processor = [], []
         for _ in range(int(line)):
@@ -48,10 +51,10 @@ def serve(spec: Spec, step: Callable[[], object]) -> None:
             clock.append(time.perf_counter() - began)
             processor.append(time.process_time() - used)
         peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        _say(clock=clock, processor=processor, peak_gib=peak_gib)
+        _print(clock=clock, processor=processor, peak_gib=peak_gib)
     sys.stdout.flush()
-    os._exit(0)  # process groups need no farewell here
+    os._exit(0)  # process groups need not be closed here
 
 
-def _say(**record: object) -> None:
+def _print(**record: object) -> None:
     print("BENCH " + json.dumps(record), flush=True)

@@ -1,4 +1,4 @@
-"""transformers' Trainer. It owns its loop, so the steps that the bench asks for are let through one by one."""
+"""transformers' Trainer. It owns its loop, so a callback holds it back until the benchmark requests a step."""
 
 import os
 import threading
@@ -11,6 +11,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 
 class Rows(Dataset):
+    """4,096 rows of random tokens."""
+
     def __init__(self, vocab_size: int, seq_len: int) -> None:
         self.rows = torch.randint(vocab_size, (4096, seq_len))
 
@@ -22,23 +24,27 @@ class Rows(Dataset):
 
 
 class Gate(TrainerCallback):
-    """Between two threads: the bench asks, Trainer steps."""
+    """Holds the Trainer's thread before each step until another thread requests it."""
 
     def __init__(self) -> None:
-        self.asked, self.taken = threading.Semaphore(0), threading.Semaphore(0)
+        self.requested, self.finished = threading.Semaphore(0), threading.Semaphore(0)
 
     def on_step_begin(self, *_: object, **__: object) -> None:
-        self.asked.acquire()
+        """Wait for a request."""
+        self.requested.acquire()
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        self.taken.release()
+        """Report that the step is finished."""
+        self.finished.release()
 
     def step(self) -> None:
-        self.asked.release()
-        self.taken.acquire()
+        """Let the Trainer run one step, and wait until it is finished."""
+        self.requested.release()
+        self.finished.acquire()
 
 
 def main() -> None:
+    """Serve steps of the Trainer. Collective."""
     spec = read_spec()
     arguments = TrainingArguments(
         output_dir="/tmp/keepstep-bench-trainer",

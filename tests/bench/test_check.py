@@ -1,9 +1,9 @@
-"""The guard against slower steps tells noise from a fall."""
+"""The check for slower steps distinguishes noise from a regression."""
 
 from bench.check import regressions
 
 
-def test_a_ratio_within_the_noise_passes_and_one_below_it_is_named() -> None:
+def test_a_ratio_within_the_noise_passes_and_a_lower_one_is_reported() -> None:
     recorded = {"nanogpt": 1.4, "matmuls": 0.6}
     assert regressions(recorded, {"nanogpt": 1.2, "matmuls": 0.7}, noise=0.15) == []
     (sentence,) = regressions(recorded, {"nanogpt": 1.18, "matmuls": 0.6}, noise=0.15)

@@ -8,7 +8,7 @@ from train.exit_codes import FINISHED
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a data set, in which all runs of the session lie."""
+    """A folder with a data set and the folders of all runs of the session."""
     root = tmp_path_factory.mktemp("chaos")
     build_data(root)
     return root
@@ -16,7 +16,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(root: Path) -> Run:
-    """What every disturbed run must end like."""
+    """The run without faults. Every run with faults must have the same result."""
     run = Run(root, "undisturbed")
     assert run.train() == FINISHED, run.output
     return run

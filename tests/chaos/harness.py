@@ -1,4 +1,4 @@
-"""Real runs of `keepstep run` with faults on purpose, and what must be true of them afterwards."""
+"""Real runs of `keepstep run` with injected faults, and the checks of their results."""
 
 import json
 import os
@@ -20,7 +20,8 @@ from train.health.injected_faults import VARIABLE
 from train.records.events import read_jsonl
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 150
+LIMIT_SECONDS = 600
+"""Longest time of one start of a run, even on a busy machine."""
 RECIPE = {
     "model": {"vocab_size": 512, "seq_len": 32, "n_layers": 2, "n_heads": 2, "d_model": 32},
     "optim": {"lr": 1e-3, "warmup_steps": 2},
@@ -31,7 +32,7 @@ RECIPE = {
         "log_every": 1,
         "eval_every": 4,
         "eval_sequences": 4,
-        "hang_seconds": 30,
+        "hang_seconds": 120,
     },
     "parallel": {"engine": "fsdp2", "device": "cpu"},
     "checkpoint": {"every": 3},
@@ -40,7 +41,7 @@ RECIPE = {
 
 
 def build_data(folder: Path) -> Path:
-    """A small data set of this repository's own sources."""
+    """Build a small data set from the sources of this repository; returns its folder."""
     texts = [path.read_text() for path in sorted(ROOT.glob("train/*.py"))]
     with (folder / "corpus.jsonl").open("w") as lines:
         for text in texts:
@@ -57,7 +58,7 @@ def build_data(folder: Path) -> Path:
 
 @dataclass
 class Run:
-    """One run folder, and the command that trains in it. `overrides` as on the command line."""
+    """One run folder, and the command that trains in it. `overrides` are written as on the command line."""
 
     root: Path
     name: str
@@ -68,9 +69,11 @@ class Run:
 
     @property
     def folder(self) -> Path:
+        """The run folder."""
         return self.root / "runs" / self.name
 
     def start(self, faults: list[dict[str, Any]] | None = None, max_restarts: int = 8) -> subprocess.Popen[str]:
+        """Start the command with these faults to inject; its output is a pipe."""
         recipe = self.root / "recipe.json"  # JSON is YAML
         data = {"sources": [{"path": str(self.root / "data")}]}
         recipe.write_text(json.dumps({"name": "chaos", "runs_dir": str(self.root / "runs"), "data": data, **RECIPE}))
@@ -82,8 +85,10 @@ class Run:
         command += ["--max-restarts", str(max_restarts), f"name={self.name}", *self.overrides]
         return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def train(self, faults: list[dict[str, Any]] | None = None, max_restarts: int = 8, seconds: float = SECONDS) -> int:
-        """Run the command to its end; its exit code. What it printed is in `output`; nothing may stay behind."""
+    def train(
+        self, faults: list[dict[str, Any]] | None = None, max_restarts: int = 8, seconds: float = LIMIT_SECONDS
+    ) -> int:
+        """Run the command to its end and return its exit code. Its output is in `output`. No process may be left."""
         began = time.monotonic()
         process = self.start(faults, max_restarts)
         try:
@@ -91,13 +96,13 @@ class Run:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             self.output, _ = process.communicate()
-            raise AssertionError(f"not done after {seconds} s:\n{self.output}") from None
+            raise AssertionError(f"the run did not end within {seconds} s:\n{self.output}") from None
         self.seconds = time.monotonic() - began
         assert not self.processes(), self.output
         return process.returncode
 
     def train_to_the_end(self, faults: list[dict[str, Any]], attempts: int = 50, **options: Any) -> int:
-        """As Slurm would: start the command again as long as it says so. The last exit code."""
+        """Start the command again, as Slurm does, until its exit code says not to; return the last exit code."""
         code = FAILED
         for _ in range(attempts):
             code = self.train(faults, **options)
@@ -106,7 +111,7 @@ class Run:
         return code
 
     def processes(self) -> list[psutil.Process]:
-        """Of this run, still alive."""
+        """Live processes of this run."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -117,28 +122,32 @@ class Run:
         return found
 
     def records(self) -> list[dict[str, Any]]:
+        """The metrics of each step, of repeated steps too."""
         return [record for record in read_jsonl(self.folder / "metrics.jsonl") if "loss" in record]
 
     def losses(self) -> dict[int, tuple[float, float]]:
-        """Loss and gradient norm by step; of a step that was done again, the last."""
+        """Loss and gradient norm by step. For a repeated step, those of its last execution."""
         return {record["step"]: (record["loss"], record["grad_norm"]) for record in self.records()}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind, in the order of time."""
         return [event for event in read_jsonl(self.folder / "events.jsonl") if event["kind"] == kind]
 
     def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint of a step."""
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
-    def struck(self) -> set[int]:
-        """The numbers of the faults that have struck."""
+    def injected(self) -> set[int]:
+        """Numbers of the faults that have been injected."""
         return {int(path.name) for path in (self.root / "marks" / self.name).iterdir()}
 
     def assert_same_as(self, other: "Run") -> None:
-        """Losses, norms, weights and moments, bit for bit, and what the manifest tells of progress."""
+        """Assert that losses, norms, weights, moments and progress are the same, bit for bit."""
         assert self.losses() == other.losses(), self.output
         last = max(other.losses())
         assert list(differences(self.checkpoint(last), other.checkpoint(last))) == [], self.output
 
 
 def fault(name: str, rank: int, step: int, phase: str) -> dict[str, Any]:
+    """A fault of `train.health.injected_faults`, as the environment variable describes it."""
     return {"fault": name, "rank": rank, "step": step, "phase": phase}

@@ -1,7 +1,7 @@
-"""A real Slurm cluster in a scratch folder: munged, slurmctld and a slurmd on every machine of `machines.py`.
+"""A real Slurm cluster in a scratch folder: munged, slurmctld, and a slurmd on every machine of `machines.py`.
 
-Nothing outside the folder is written. Up in about a second. Needs the Debian packages slurmctld, slurmd, slurm-client,
-munge and iproute2.
+It writes nothing outside the folder and starts in about a second. It needs the Debian packages slurmctld, slurmd,
+slurm-client, munge and iproute2.
 """
 
 import os
@@ -63,8 +63,8 @@ TCPTimeout=2
 TreeWidth=65533
 PropagateResourceLimits=NONE
 """
-# cred_expire: every requeue waits for it. SlurmdTimeout: a dead node is noticed after this (300 s in real clusters),
-# which is later than the launchers notice it (launch/supervise/peers.py).
+# cred_expire: every requeue waits this long. SlurmdTimeout: Slurm notices a dead node after this time (300 s on real
+# clusters). The launchers notice it earlier (launch/supervise/peers.py).
 
 PARTITIONS = """\
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE PriorityTier=10 PreemptMode=REQUEUE GraceTime=0 State=UP
@@ -73,12 +73,13 @@ PartitionName=urgent Nodes={nodes} MaxTime=INFINITE PriorityTier=100 PreemptMode
 """
 
 NAMES = ("rack-a1", "rack-a2", "rack-b07")
-"""Slurm writes them as rack-a[1-2],rack-b07."""
+"""Host names. Slurm abbreviates them to rack-a[1-2],rack-b07."""
 
 TOOLS = ("slurmctld", "slurmd", "munged", "mungekey", "sbatch")
 
 
 def why_no_cluster() -> str | None:
+    """Why no cluster can be started here; None if one can."""
     missing = [tool for tool in TOOLS if not shutil.which(tool, path=SYSTEM_PATH)]
     if missing:
         return f"needs {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
@@ -86,6 +87,8 @@ def why_no_cluster() -> str | None:
 
 
 class Cluster(Machines):
+    """Machines with a Slurm controller on the first one and a Slurm daemon on each of the others."""
+
     def __init__(self, root: Path, nodes: int, cpus: int = 4) -> None:
         super().__init__(root, NAMES[:nodes])
         self.config = root / "slurm.conf"
@@ -101,16 +104,18 @@ class Cluster(Machines):
 
     @property
     def env(self) -> dict[str, str]:
+        """Environment of all commands: the machines' own, and where Slurm's configuration is."""
         return super().env | {"SLURM_CONF": str(self.config), "KEEPSTEP_TEST_CLUSTER": str(self.root)}
 
     def up(self) -> "Cluster":
+        """Start all daemons and wait until all nodes are idle; returns the cluster."""
         munge, socket = self.root / "munge", self.root / "run/munge.sock"
         key = ["mungekey", "--create", "--bits", "1024", "--keyfile", str(munge / "key")]
         subprocess.run(key, check=True, env=self.env)
         files = [f"--key-file={munge}/key", f"--log-file={munge}/log", f"--seed-file={munge}/seed"]
         files += [f"--pid-file={self.root}/run/munged.pid", f"--socket={socket}"]
         self.spawn(["munged", "-F", "-f", "--num-threads=10", *files], "munged.log")
-        until(socket.exists, 5, "munged")
+        until(socket.exists, 60, "munged")
         self.power_on("ctl", self._controller())
         for name in self.names:
             self.boot(name)
@@ -121,43 +126,49 @@ class Cluster(Machines):
         return ["slurmctld", "-D", "-f", str(self.config)]
 
     def boot(self, name: str) -> None:
+        """Power on a machine and its Slurm daemon."""
         self.power_on(name, ["slurmd", "-D", "-f", str(self.config), "-N", name])
 
     def reconfigure(self, old: str, new: str) -> None:
+        """Replace text in slurm.conf and make Slurm read it again."""
         self.config.write_text(self.config.read_text().replace(old, new))
         self.slurm("scontrol", "reconfigure")
 
     def wait_idle(self) -> None:
-        until(lambda: set(self.states().values()) == {"idle"}, 30, "all nodes to be idle")
+        """Wait until Slurm reports all nodes as idle."""
+        until(lambda: set(self.states().values()) == {"idle"}, 120, "all nodes to be idle")
 
     def states(self) -> dict[str, str]:
+        """State of each node, as sinfo reports it."""
         lines = self.slurm("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").splitlines()
         return dict(line.split() for line in lines) or {"no node": "unknown"}
 
     def slurm(self, *argv: str) -> str:
-        """The output of a Slurm command, run beside the controller."""
+        """The output of a Slurm command, run on the controller's machine."""
         return self.run("ctl", argv).stdout.strip()
 
     def job(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` says; for an array, of its first task."""
+        """Fields of `scontrol show job`; for an array, those of its first task."""
         text = self.slurm("scontrol", "-o", "show", "job", job).splitlines()
         return dict(word.split("=", 1) for word in text[0].split() if "=" in word) if text else {}
 
-    def wait_job(self, job: str, states: Sequence[str], limit_seconds: float = 90) -> dict[str, str]:
-        def there() -> Any:
-            shown = self.job(job)
-            return shown if shown.get("JobState") in states else None
+    def wait_job(self, job: str, states: Sequence[str], limit_seconds: float = 300) -> dict[str, str]:
+        """Wait until the job is in one of the states; returns its fields. TimeoutError names the present state."""
+
+        def reached() -> Any:
+            fields = self.job(job)
+            return fields if fields.get("JobState") in states else None
 
         try:
-            return until(there, limit_seconds, f"job {job} to be {' or '.join(states)}", pause_seconds=0.2)
+            return until(reached, limit_seconds, f"job {job} to be {' or '.join(states)}", pause_seconds=0.2)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; it is {self.job(job)}") from None
 
     def daemon_pid(self, name: str) -> int:
-        """The slurmd, or on ctl the slurmctld, of a machine."""
+        """Pid of a machine's slurmd, or of the controller's slurmctld, as this machine sees it."""
         daemon = "slurmctld" if name == self.hub else "slurmd"
         inside = int(self.run(name, ["pgrep", "-o", "-x", daemon]).stdout)
-        for status in Path("/proc").glob("[0-9]*/status"):  # the pid as we see it, from the pid as the machine sees it
+        for status in Path("/proc").glob("[0-9]*/status"):  # finds the pid outside from the pid inside the machine
             try:
                 fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
             except OSError:
@@ -168,13 +179,16 @@ class Cluster(Machines):
         raise LookupError(f"no {daemon} on {name}")
 
     def kill_daemon(self, name: str) -> None:
+        """Kill a machine's Slurm daemon with SIGKILL."""
         os.kill(self.daemon_pid(name), signal.SIGKILL)
 
     def start_daemon(self, name: str) -> None:
+        """Start a machine's Slurm daemon again."""
         argv = self._controller() if name == self.hub else ["slurmd", "-D", "-f", str(self.config), "-N", name]
         self.spawn(self.on(name, argv), f"init-{name}.log")
 
     def down(self) -> None:
+        """Kill all jobs and power off all machines."""
         for job in self.slurm("squeue", "-h", "-o", "%i").split():
             self.slurm("scancel", "--signal=KILL", "--full", job)
         time.sleep(0.2)

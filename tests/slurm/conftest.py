@@ -1,4 +1,4 @@
-"""One Slurm cluster and one undisturbed run for all tests of this folder."""
+"""One Slurm cluster, and one run without faults, for all tests of this folder."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.slurm.lab import Lab
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     reason = why_no_cluster()
     if reason and "CI" not in os.environ:
-        pytest.skip(f"no Slurm cluster here: {reason}")
+        pytest.skip(f"no Slurm cluster can be started here: {reason}")
     cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=3).up()
     yield cluster
     cluster.down()

@@ -1,7 +1,7 @@
-"""What a cluster does to a run, and what must be true afterwards: the losses and weights of an undisturbed run.
+"""Drills: faults of a cluster, after which a run must have the losses and weights of a run without faults.
 
-`python -m tests.slurm.drills [NAME ...]` runs the drills, on a cluster of its own for each, and prints a table. A drill
-submits a real job of two nodes, waits for a step, does its damage, and returns once the run is finished.
+A drill submits a real job of two nodes, waits for a step, causes its fault, and returns once the run has finished.
+`python -m tests.slurm.drills [NAME ...]` runs each drill on a new cluster and prints a table.
 """
 
 import os
@@ -18,7 +18,9 @@ from tests.slurm.machines import until
 
 
 def disturb(lab: Lab, name: str, event: str, act: Callable[[Job], float | None], *options: str) -> Row:
-    """The common course of a drill: submit, wait for a step, act, compare. `act`: when Slurm noticed, if it did."""
+    """Submit a job, wait for a step, cause the fault with `act`, and compare the result.
+
+    `act` returns when Slurm noticed the fault, or None. The row says what the fault cost."""
     job = Job(lab, name).submit(*options)
     job.wait_step(12)
     moment = time.time()
@@ -27,12 +29,14 @@ def disturb(lab: Lab, name: str, event: str, act: Callable[[Job], float | None],
 
 
 def _when_down(lab: Lab, node: str) -> float:
-    until(lambda: lab.cluster.states()[node].startswith("down"), 60, f"Slurm to call {node} down", pause_seconds=0.2)
+    until(
+        lambda: lab.cluster.states()[node].startswith("down"), 300, f"Slurm to report {node} as down", pause_seconds=0.2
+    )
     return time.time()
 
 
 def _when_requeued(job: Job) -> None:
-    until(lambda: int(job.show().get("Restarts", "0")) > 0, 60, "the requeue", pause_seconds=0.2)
+    until(lambda: int(job.show().get("Restarts", "0")) > 0, 300, "the requeue", pause_seconds=0.2)
 
 
 def _signal(lab: Lab, name: str) -> Row:
@@ -61,11 +65,11 @@ def _torchrun_killed(lab: Lab, node: int, where: str) -> Row:
     return disturb(lab, f"kill-torchrun-{node}", f"kill -9 of torchrun on {where}", act)
 
 
-def torchrun_killed_on_the_head(lab: Lab) -> Row:
+def torchrun_killed_on_head(lab: Lab) -> Row:
     return _torchrun_killed(lab, 0, "the head node")
 
 
-def torchrun_killed_on_a_worker(lab: Lab) -> Row:
+def torchrun_killed_on_worker(lab: Lab) -> Row:
     return _torchrun_killed(lab, 1, "a worker")
 
 
@@ -87,45 +91,45 @@ def head_powered_off(lab: Lab) -> Row:
 
 
 def network_cut(lab: Lab) -> Row:
-    """Cut, and mended after Slurm gave the node up: its old processes must be gone in the end."""
+    """Cut the network until Slurm has given up the node. In the end its old processes must be gone."""
 
     def act(job: Job) -> float:
         node = job.worker_node()
         lab.cluster.cut(node)
         noticed = _when_down(lab, node)
         _when_requeued(job)
-        lab.cluster.mend(node)
+        lab.cluster.reconnect(node)
         return noticed
 
-    return disturb(lab, "cut", "network of a worker cut, mended after the requeue", act)
+    return disturb(lab, "cut", "network of a worker cut, restored after the requeue", act)
 
 
-def network_cut_for_a_moment(lab: Lab) -> Row:
+def network_cut_for_4_seconds(lab: Lab) -> Row:
     def act(job: Job) -> None:
         node = job.worker_node()
         lab.cluster.cut(node)
         time.sleep(4)
-        lab.cluster.mend(node)
+        lab.cluster.reconnect(node)
 
-    return disturb(lab, "blip", "network of a worker cut, mended after 4 s", act)
+    return disturb(lab, "blip", "network of a worker cut, restored after 4 s", act)
 
 
-def slurmd_killed_and_back(lab: Lab) -> Row:
+def slurmd_killed_and_restarted(lab: Lab) -> Row:
     def act(job: Job) -> None:
         node = job.worker_node()
         lab.cluster.kill_daemon(node)
         time.sleep(2)
         lab.cluster.start_daemon(node)
 
-    return disturb(lab, "slurmd", "slurmd killed, back after 2 s", act)
+    return disturb(lab, "slurmd", "slurmd killed, restarted after 2 s", act)
 
 
 def slurmd_killed_for_good(lab: Lab) -> Row:
-    """Slurm gives up the node, but the ranks on it are alive; with the others gone they must end by themselves."""
+    """Slurm gives up a node whose ranks are alive. Without the other ranks they must end by themselves."""
 
     def act(job: Job) -> float:
         node = job.worker_node()
-        with job.held():
+        with job.ranks_stopped():
             lab.cluster.kill_daemon(node)
             return _when_down(lab, node)
 
@@ -144,20 +148,20 @@ def controller_restarted(lab: Lab) -> Row:
         lab.cluster.kill_daemon("ctl")
         time.sleep(2)
         lab.cluster.start_daemon("ctl")
-        until(job.show, 20, "the controller to answer", pause_seconds=0.2)
+        until(job.show, 120, "the controller to answer", pause_seconds=0.2)
 
-    return disturb(lab, "slurmctld", "slurmctld killed, back after 2 s", act)
+    return disturb(lab, "slurmctld", "slurmctld killed, restarted after 2 s", act)
 
 
-def _time_limit(lab: Lab, name: str, event: str, sign: str, warned: bool) -> Row:
-    """The ranks are held until the signal comes, so that a short run meets it."""
+def _time_limit(lab: Lab, name: str, event: str, number: str, warned: bool) -> Row:
+    """The ranks are stopped until the signal comes, so that the run does not finish before it."""
     job = Job(lab, name).submit(sbatch=("--time=10",), warned=warned)
     job.wait_step(12)
     lab.cluster.slurm("scontrol", "update", f"JobId={job.id}", "TimeLimit=1")
-    with job.held():
-        until(lambda: f"{sign}: asking the ranks" in job.log(), 150, f"{sign} at the time limit")
+    with job.ranks_stopped():
+        until(lambda: f"{number}: asking the ranks" in job.log(), 300, f"{number} at the time limit")
         moment = time.time()
-        lab.cluster.slurm("scontrol", "update", f"JobId={job.id}", "TimeLimit=10")  # of the attempts to come
+        lab.cluster.slurm("scontrol", "update", f"JobId={job.id}", "TimeLimit=10")  # for the next attempts
     return job.after(event, moment)
 
 
@@ -175,7 +179,7 @@ def _preempt(lab: Lab, name: str, event: str, partition: str) -> Row:
     moment = time.time()
     urgent = ("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3")
     urgent_id = lab.cluster.slurm(*urgent)
-    lab.cluster.wait_job(urgent_id, ("RUNNING", "COMPLETED"), 60)
+    lab.cluster.wait_job(urgent_id, ("RUNNING", "COMPLETED"))
     return job.after(event, moment)
 
 
@@ -183,12 +187,12 @@ def preempted_with_grace(lab: Lab) -> Row:
     return _preempt(lab, "preempt-grace", "preempted with grace and the warning signal", "spot")
 
 
-def preempted_with_grace_unwarned(lab: Lab) -> Row:
+def preempted_with_grace_without_warning(lab: Lab) -> Row:
     lab.cluster.reconfigure("preempt_send_user_signal", "enable_configless")
-    return _preempt(lab, "preempt-unwarned", "preempted with grace, no warning signal", "spot")
+    return _preempt(lab, "preempt-no-warning", "preempted with grace, no warning signal", "spot")
 
 
-def preempted_at_once(lab: Lab) -> Row:
+def preempted_without_grace(lab: Lab) -> Row:
     return _preempt(lab, "preempt", "preempted without grace", "main")
 
 
@@ -198,15 +202,15 @@ DRILLS = {
         stop_signal,
         other_stop_signal,
         rank_killed,
-        torchrun_killed_on_the_head,
-        torchrun_killed_on_a_worker,
-        slurmd_killed_and_back,
+        torchrun_killed_on_head,
+        torchrun_killed_on_worker,
+        slurmd_killed_and_restarted,
         controller_restarted,
-        network_cut_for_a_moment,
+        network_cut_for_4_seconds,
         node_set_down,
         preempted_with_grace,
-        preempted_with_grace_unwarned,
-        preempted_at_once,
+        preempted_with_grace_without_warning,
+        preempted_without_grace,
         time_limit,
         time_limit_without_warning,
         worker_powered_off,
@@ -218,6 +222,7 @@ DRILLS = {
 
 
 def main(names: list[str]) -> int:
+    """Run the drills and print the table; returns the number of drills that failed."""
     print(HEADER, flush=True)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="drills-") as folder:

@@ -1,4 +1,4 @@
-"""A run submitted to the cluster, the undisturbed run that it is compared with, and what an event cost it."""
+"""Runs on the cluster, the run without faults that they are compared with, and the cost of a fault."""
 
 import contextlib
 import json
@@ -33,37 +33,37 @@ SITE = "CPUS_PER_NODE=2\nRANKS_PER_NODE=1\nWARN_SECONDS=30\nHEALTH_OPTIONS='--mi
 
 
 HEADER = (
-    "| event | seconds to the next step | of these after Slurm's notice | times a plain start | steps done again |\n"
+    "| fault | seconds to the next step | seconds after Slurm noticed | relative to a plain start | repeated steps |\n"
     "| --- | --- | --- | --- | --- |"
 )
 
 
 @dataclass
 class Row:
-    """A line of the table."""
+    """One line of the table."""
 
     event: str
     seconds: float | None
-    """From the event to the first step of the next attempt that is beyond all before; None: no attempt was needed."""
+    """Seconds from the fault to the first step that no attempt had reached; None if no new attempt was needed."""
     noticed: float | None
-    """From the event until Slurm called the node down."""
+    """Seconds from the fault until Slurm reported the node as down."""
     plain_start: float
-    """From the start of the job script to the first step, in the job's first attempt."""
-    steps_lost: int
-    """Trained before the event and again after it."""
+    """Seconds from the start of the job script to the first step, in the job's first attempt."""
+    repeated_steps: int
+    """Number of steps trained before the fault and again after it."""
 
     def __str__(self) -> str:
         seconds = beyond = ratio = ""
         if self.seconds is None:
-            seconds = "no stop"
+            seconds = "no restart"
         else:
             seconds, ratio = f"{self.seconds:.1f}", f"{self.seconds / self.plain_start:.2f}"
             beyond = "" if self.noticed is None else f"{self.seconds - self.noticed:.1f}"
-        return f"| {self.event} | {seconds} | {beyond} | {ratio} | {self.steps_lost} |"
+        return f"| {self.event} | {seconds} | {beyond} | {ratio} | {self.repeated_steps} |"
 
 
 def build_data(folder: Path) -> Path:
-    """A small data set of this repository's own sources."""
+    """Build a small data set from the sources of this repository; returns its folder."""
     texts = [path.read_text() for path in sorted(ROOT.glob("*/*.py"))]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -73,7 +73,7 @@ def build_data(folder: Path) -> Path:
 
 
 class Lab:
-    """A cluster, a data set, and the run that nothing disturbs."""
+    """A cluster, a data set, and a run without faults (`reference`), which is trained at construction."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -89,7 +89,7 @@ class Lab:
             env=cluster.env,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=600,
             check=False,
         )
         assert result.returncode == 0, result.stdout + result.stderr
@@ -105,7 +105,9 @@ class Job:
         self.running_since: float | None = None
 
     def submit(self, *options: str, sbatch: tuple[str, ...] = (), warned: bool = True) -> "Job":
-        """With `sbatch` options the rendered script is submitted by hand; not `warned`: without its --signal."""
+        """Submit the run; returns this job.
+
+        With `sbatch` options, sbatch submits the rendered script. `warned` false removes its --signal."""
         argv = [*KEEPSTEP, "submit", str(self.lab.recipe), f"name={self.name}", "--cluster", str(self.lab.site)]
         argv += ["--nodes", "2", *options]
         if sbatch:
@@ -122,29 +124,37 @@ class Job:
         return self
 
     def show(self) -> dict[str, str]:
+        """Slurm's fields of the job."""
         return self.cluster.job(self.id)
 
     def steps(self) -> list[dict[str, Any]]:
+        """The metrics of each step, of repeated steps too."""
         return [record for record in read_jsonl(self.folder / "metrics.jsonl") if "loss" in record]
 
     def reached(self) -> int:
+        """The highest step that was finished; 0 if there is none."""
         return max((record["step"] for record in self.steps()), default=0)
 
-    def wait_step(self, step: int, limit_seconds: float = 90) -> None:
+    def wait_step(self, step: int, limit_seconds: float = 300) -> None:
+        """Wait until the run has finished a step."""
         if self.running_since is None:
-            self.cluster.wait_job(self.id, ("RUNNING",), 30)
+            self.cluster.wait_job(self.id, ("RUNNING", "COMPLETED"))
             self.running_since = time.time()
         try:
             until(lambda: self.reached() >= step, limit_seconds, f"step {step} of {self.name}")
         except TimeoutError as error:
-            raise AssertionError(f"{error}; it is {self.show()}\n{self.log()}") from None
+            raise AssertionError(f"{error}; the job is {self.show()}\n{self.log()}") from None
 
     def log(self) -> str:
+        """The output of all attempts."""
         return "\n".join(path.read_text() for path in sorted((self.folder / "logs").glob("slurm-*.log")))
 
     def after(self, event: str, moment: float, noticed: float | None = None) -> Row:
-        """Wait for the end and check everything; what the event cost. `noticed`: when Slurm called the node down."""
-        self.must_equal_the_undisturbed()
+        """Wait for the end, compare the run with the reference, and return what the fault cost.
+
+        `moment` and `noticed`: when the fault happened and when Slurm reported the node as down, in seconds since the
+        epoch."""
+        self.assert_equals_reference()
         steps = self.steps()
         before = [record for record in steps if record["time"] <= moment]
         attempt = max(record["attempt"] for record in before)
@@ -159,22 +169,24 @@ class Job:
             len(steps) - len({record["step"] for record in steps}),
         )
 
-    def must_equal_the_undisturbed(self, states: tuple[str, ...] = ("COMPLETED",)) -> None:
+    def assert_equals_reference(self) -> None:
+        """Wait for the end; assert that losses and weights are those of the reference and that no process is left."""
         try:
-            self.cluster.wait_job(self.id, states, 150)
+            self.cluster.wait_job(self.id, ("COMPLETED",), 600)
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.log()}") from None
         assert self.losses() == self.lab.reference.losses(), self.log()
-        mine, theirs = (folder / f"checkpoints/step-{STEPS:08d}" for folder in (self.folder, self.lab.reference.folder))
-        apart = list(differences(mine, theirs))
-        assert not apart, apart
-        self.no_process_left()
+        first, second = (run.folder / f"checkpoints/step-{STEPS:08d}" for run in (self, self.lab.reference))
+        different = list(differences(first, second))
+        assert not different, different
+        self.assert_no_process_left()
 
     def losses(self) -> dict[int, float]:
-        """By step; of a step that was done twice, the last."""
+        """Loss by step. For a repeated step, that of its last execution."""
         return {record["step"]: record["loss"] for record in self.steps()}
 
-    def no_process_left(self, limit_seconds: float = 15) -> None:
+    def assert_no_process_left(self, limit_seconds: float = 120) -> None:
+        """Wait until no process of the run is alive on any machine."""
         run = str(self.folder.resolve())
         try:
             until(lambda: not processes_with("KEEPSTEP_RUN", run), limit_seconds, "all processes of the run to end")
@@ -182,11 +194,11 @@ class Job:
             raise AssertionError(f"left over: {processes_with('KEEPSTEP_RUN', run)}") from None
 
     def ranks(self) -> dict[int, int]:
-        """Pid of each rank, as this machine sees them."""
+        """Pid of each rank, as this machine sees it."""
         return self._pids("-m train", "RANK")
 
     def agents(self) -> dict[int, int]:
-        """Pid of each node's torchrun."""
+        """Pid of torchrun on each node, by node number."""
         return self._pids("-m launch.supervise.agent", "SLURM_NODEID")
 
     def _pids(self, command: str, number: str) -> dict[int, int]:
@@ -198,8 +210,8 @@ class Job:
         return found
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Stop the clock of all ranks for a while."""
+    def ranks_stopped(self) -> Iterator[None]:
+        """Stop all ranks (SIGSTOP) during the block."""
         ranks = self.ranks().values()
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
@@ -209,8 +221,10 @@ class Job:
                 os.kill(pid, signal.SIGCONT)
 
     def head_node(self) -> str:
+        """Name of the node that runs the job script."""
         return self.show()["BatchHost"]
 
     def worker_node(self) -> str:
+        """Name of another node of the job."""
         nodes = self.cluster.slurm("scontrol", "show", "hostnames", self.show()["NodeList"]).split()
         return next(node for node in nodes if node != self.head_node())

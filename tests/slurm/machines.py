@@ -1,8 +1,8 @@
-"""Several machines on this one: each with its own host name, network address, hosts file and processes.
+"""Simulated machines on this one, each with its own host name, network address, hosts file and processes.
 
-A machine is a set of Linux namespaces (network, host name, mounts, IPC, process ids). They hang on a bridge inside the
-first machine, so the real network gets no interface at all. As on Debian, every machine's own name stands for
-127.0.1.1 on it. Needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN), iproute2 and util-linux.
+A machine is a set of Linux namespaces (network, host name, mounts, IPC, process ids). A bridge inside the first machine
+connects them, so the real network gets no new interface. As on Debian, each machine resolves its own name to 127.0.1.1.
+Needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN), iproute2 and util-linux.
 """
 
 import os
@@ -24,15 +24,15 @@ hostname "$1"
 mount --bind "$2" /etc/hosts
 mount -t tmpfs tmpfs "$3"
 ip link set lo up
-while [ ! -e "$4" ]; do sleep 0.02; done    # until the network cable is plugged in
+while [ ! -e "$4" ]; do sleep 0.02; done    # until the network is connected
 shift 4
 "$@" &
-while :; do sleep 3600 & wait $!; done      # stay as init of these processes, reaping orphans
+while :; do sleep 3600 & wait $!; done      # remain the init process and reap orphans
 """
 
 
 def why_not() -> str | None:
-    """Why machines cannot be made here, if so."""
+    """Why machines cannot be created here; None if they can."""
     if os.getuid():
         return "needs root for network namespaces"
     probe = ["unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc", "true"]
@@ -40,22 +40,22 @@ def why_not() -> str | None:
     if missing:
         return f"needs {', '.join(missing)} (apt-get install iproute2 util-linux)"
     result = subprocess.run(probe, capture_output=True, text=True, check=False)
-    return f"cannot make namespaces: {result.stderr.strip()}" if result.returncode else None
+    return f"cannot create namespaces: {result.stderr.strip()}" if result.returncode else None
 
 
 def until(condition: Callable[[], Any], limit_seconds: float, what: str, pause_seconds: float = 0.05) -> Any:
-    """Wait for something to become true, and answer with it."""
+    """Wait until the condition gives a true value, and return it. TimeoutError names `what` was waited for."""
     deadline = time.monotonic() + limit_seconds
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
         time.sleep(pause_seconds)
-    raise TimeoutError(f"gave up after {limit_seconds} s waiting for {what}")
+    raise TimeoutError(f"timed out after {limit_seconds} s while waiting for {what}")
 
 
 class Machines:
-    """`hub` is the first machine, at address .1; the others are numbered from .11 on."""
+    """The machines. `hub` is the first one, with address .1; the others have addresses from .11 on."""
 
     def __init__(self, root: Path, names: Sequence[str], hub: str = "ctl") -> None:
         self.root, self.hub, self.names = root, hub, list(names)
@@ -64,25 +64,29 @@ class Machines:
         (root / "run").mkdir(parents=True, exist_ok=True)
         (root / "log").mkdir(exist_ok=True)
         self.local = root / "local"
-        """A folder that is another one on each machine; all else they share."""
+        """A path that is a separate folder on each machine. All other paths are shared."""
         self.local.mkdir()
         for name in (hub, *names):
             lines = ["127.0.0.1 localhost", "::1 localhost", f"127.0.1.1 {name}"]
             lines += [f"{self.address(other)} {other}" for other in (hub, *names) if other != name]
-            lines += [f"::ffff:{self.address(other)} {other}" for other in (hub, *names)]  # torch's reverse look-ups
+            lines += [
+                f"::ffff:{self.address(other)} {other}" for other in (hub, *names)
+            ]  # for torch's reverse look-ups
             (root / f"hosts-{name}").write_text("\n".join(lines) + "\n")
 
     def address(self, name: str) -> str:
+        """IPv4 address of a machine."""
         return f"{SUBNET}.1" if name == self.hub else f"{SUBNET}.{11 + self.names.index(name)}"
 
     @property
     def env(self) -> dict[str, str]:
-        """Without variables of a cluster around us."""
+        """Environment of commands, without variables of a cluster that this process itself runs in."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "PMI", "KEEPSTEP"))}
-        tools = Path(sys.executable).parent  # of this environment, active or not
+        tools = Path(sys.executable).parent  # this environment's programs, whether or not it is active
         return kept | {"PATH": f"{tools}:{kept['PATH']}:{SYSTEM_PATH}", "OMP_NUM_THREADS": "1"}
 
     def spawn(self, argv: Sequence[str], log: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a process on this machine, with its output in a file of the log folder."""
         with (self.root / "log" / log).open("ab") as output:
             child = subprocess.Popen(
                 list(argv),
@@ -97,15 +101,15 @@ class Machines:
         return child
 
     def power_on(self, name: str, argv: Sequence[str] = ("true",)) -> None:
-        """Make the machine; its init runs argv. The hub comes first."""
+        """Create a machine whose init process runs argv. Create the hub first."""
         plugged = self.root / "run" / f"plugged-{name}"
         plugged.unlink(missing_ok=True)
         flags = ["--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
         files = [str(path) for path in (self.root / f"hosts-{name}", self.local, plugged)]
         init = ["bash", "-c", INIT, "init", name, *files, *argv]
         pid = self._pids[name] = self.spawn(["unshare", *flags, *init], f"init-{name}.log").pid
-        mine = Path("/proc/self/ns/net").readlink()
-        until(lambda: Path(f"/proc/{pid}/ns/net").readlink() != mine, 5, f"the namespaces of {name}")
+        own = Path("/proc/self/ns/net").readlink()
+        until(lambda: Path(f"/proc/{pid}/ns/net").readlink() != own, 60, f"the namespaces of {name}")
         if name == self.hub:
             self._ip(name, "link", "add", "br0", "type", "bridge")
             self._ip(name, "addr", "add", f"{self.address(name)}/24", "dev", "br0")
@@ -124,28 +128,31 @@ class Machines:
         subprocess.run([*enter, *argv], check=check, capture_output=True, env=self.env)
 
     def on(self, name: str, argv: Sequence[str]) -> list[str]:
-        """The command line that runs argv on the machine."""
+        """The command line that runs argv on a machine."""
         pid = self._pids[name]
         spaces = ["--net", "--uts", "--mount", "--ipc", f"--pid=/proc/{pid}/ns/pid_for_children"]
         return ["nsenter", "-t", str(pid), *spaces, f"--wdns={Path.cwd()}", "--", *argv]
 
     def run(self, name: str, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        options = {"env": self.env, "capture_output": True, "text": True, "check": False, "timeout": 180} | options
+        """Run argv on a machine and return its output. `options` are those of `subprocess.run`."""
+        options = {"env": self.env, "capture_output": True, "text": True, "check": False, "timeout": 600} | options
         return subprocess.run(self.on(name, argv), **options)
 
     def power_off(self, name: str) -> None:
-        """The machine and all its processes vanish, sending nothing."""
+        """End a machine and all its processes, without any message to the others."""
         self.cut(name)
         os.kill(self._pids[name], signal.SIGKILL)
 
     def cut(self, name: str) -> None:
+        """Disconnect a machine from the network."""
         self._ip(self.hub, "link", "set", f"to-{name}", "down")
 
-    def mend(self, name: str) -> None:
+    def reconnect(self, name: str) -> None:
+        """Connect a machine to the network again."""
         self._ip(self.hub, "link", "set", f"to-{name}", "up")
 
     def close(self) -> None:
-        """Power everything off, the hub last."""
+        """Power off all machines, the hub last."""
         for child in reversed(self._children):
             child.kill()
         for child in self._children:
@@ -153,7 +160,7 @@ class Machines:
 
 
 def processes_with(variable: str, value: str) -> dict[int, str]:
-    """Live processes of all machines that have the variable: pid and command line."""
+    """Command line of each live process, on any machine, that has the environment variable; by pid."""
     found = {}
     wanted = f"{variable}={value}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
