@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +38,8 @@ def describe(recipe: Recipe, world_size: int, rank: int) -> "RankDescription":
 
     from parallel.analysis.fake_world import describe_rank
     from parallel.bootstrap import Runtime
-    from parallel.engine import Trainable
     from train.device_batch import DeviceBatch, loss_by_source
-    from train.model.gpt import GPT, initial_value
-    from train.optim.groups import build_optimizer
+    from train.start import trainable_of
 
     def micro_batches(runtime: Runtime) -> list[DeviceBatch]:
         try:
@@ -56,11 +53,7 @@ def describe(recipe: Recipe, world_size: int, rank: int) -> "RankDescription":
 
     return describe_rank(
         recipe.parallel,
-        Trainable(
-            build=partial(GPT, recipe.model),
-            initial_value=partial(initial_value, config=recipe.model, seed=recipe.train.seed),
-            optimizer=partial(build_optimizer, config=recipe.optim),
-        ),
+        trainable_of(recipe),
         world_size=world_size,
         rank=rank,
         micro_batches=micro_batches,

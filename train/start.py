@@ -207,7 +207,9 @@ def _build_run(
 
 
 def _record_start(recipe: Recipe, runtime: Runtime, folder: RunFolder, record: EventLog) -> int:
-    """Write the event `started`; return the number of this attempt. The number is valid on rank 0 only."""
+    """Write the event `started` on rank 0; return the number of this attempt there, and 0 on other ranks."""
+    if runtime.world.rank != 0:  # only rank 0 writes records, so the others need not read the files
+        return 0
     attempt = 1 + sum(event["kind"] == "started" for event in read_jsonl(folder.events))
     previous = last_record(folder.metrics, key="attempt")
     record(

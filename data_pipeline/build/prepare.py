@@ -183,7 +183,7 @@ def _tokenize(
 
 
 def _earlier_records(tasks: Sequence[Task], records: Sequence[Sequence[int]]) -> list[dict[int, int]]:
-    """For each task: file -> records in earlier parts of that file. `records` has those of each part of each task."""
+    """The number of records in earlier parts of each file, for each task. `records`: by task and part."""
     seen: Counter[int] = Counter()
     out = []
     for task, counts in zip(tasks, records, strict=True):

@@ -179,7 +179,7 @@ def _ordinals(phase: Phase, samples: Indices, orders: Sequence[SourceOrder]) -> 
 
 
 def _ordinals_over_all_lanes(phase: Phase, source: int, samples: Indices) -> Indices:
-    """For samples of one source: how many samples of that source come earlier, in the order of g."""
+    """The number of earlier samples of the same source, for samples of one source in the order of g."""
     if len(phase.weights) == 1:
         return samples
     turn, lane = np.divmod(samples, LANES)

@@ -27,17 +27,23 @@ def read_manifest(folder: Folder) -> tuple[Manifest, bytes]:
 
 def check_file(folder: Folder, file: ShardFile) -> bytes:
     """The header of a shard. DamagedError if the file has the wrong size or the header fails its checksum."""
-    header = bytearray(file.header_bytes)
-    try:
-        size = folder.size(file.name)
-        if size != file.bytes:
-            raise DamagedError(f"{file.name}: has {size} bytes, not {file.bytes}")
-        folder.read_into(file.name, 0, memoryview(header))
-    except OSError as error:
-        raise DamagedError(f"{file.name}: cannot be read ({error})") from error
+    header = _read_start(folder, file.name, file.bytes, file.header_bytes)
     if checksum(header) != file.header_checksum:
         raise DamagedError(f"{file.name}: the header does not match its checksum")
-    return bytes(header)
+    return header
+
+
+def _read_start(folder: Folder, name: str, file_bytes: int, count: int) -> bytes:
+    """The first `count` bytes of a file. DamagedError if it cannot be read or has not `file_bytes` bytes."""
+    start = bytearray(count)
+    try:
+        size = folder.size(name)
+        if size != file_bytes:
+            raise DamagedError(f"{name}: has {size} bytes, not {file_bytes}")
+        folder.read_into(name, 0, memoryview(start))
+    except OSError as error:
+        raise DamagedError(f"{name}: cannot be read ({error})") from error
+    return bytes(start)
 
 
 def read_blocks(folder: Folder, piece: Piece, number: int, out: memoryview) -> None:
@@ -66,17 +72,10 @@ def read_file(folder: Folder, manifest: Manifest, file: ShardFile) -> Iterator[b
 
 def read_attachment(folder: Folder, attachment: Attachment) -> bytes:
     """The content of an attachment. DamagedError if it cannot be read or fails its checksum."""
-    content = bytearray(attachment.bytes)
-    try:
-        size = folder.size(attachment.name)
-        if size != attachment.bytes:
-            raise DamagedError(f"{attachment.name}: has {size} bytes, not {attachment.bytes}")
-        folder.read_into(attachment.name, 0, memoryview(content))
-    except OSError as error:
-        raise DamagedError(f"{attachment.name}: cannot be read ({error})") from error
+    content = _read_start(folder, attachment.name, attachment.bytes, attachment.bytes)
     if checksum(content) != attachment.checksum:
         raise DamagedError(f"{attachment.name}: the content does not match its checksum")
-    return bytes(content)
+    return content
 
 
 def find_faults(folder: Folder) -> list[str]:

@@ -1,7 +1,7 @@
 """What a Hugging Face config.json may say: for each `model_type` that is imported, the meaning of its fields.
 
-A field maps to a setting of ours, or must have a value that leaves the function as it is, or does not change the
-function. A field that is in none of these tables is refused (`config_json.py`).
+Each known field is in one of three tables: it maps to a setting of the recipe, or it must have a value that switches it
+off, or it does not change the function. Any other field is refused (`config_json.py`).
 """
 
 from dataclasses import dataclass
