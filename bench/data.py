@@ -30,11 +30,13 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from data_pipeline.build.packing import pack
 from data_pipeline.build.prepare import BuildOptions, build_dataset
 from data_pipeline.config import DataConfig
-from data_pipeline.shards.manifest import Manifest, Shard, Split, write_manifest
+from data_pipeline.shards.manifest import FILES, Manifest, Shard, Split
+from data_pipeline.shards.manifest_file import encode_files, write_manifest
 from data_pipeline.shards.shard_file import PIECE, Block, ShardShape, write_shard
 from data_pipeline.sources.records import ReadOptions
 from data_pipeline.stream.stream import open_stream
@@ -89,10 +91,16 @@ def write_keepstep(out: Path, flat: np.ndarray, lengths: np.ndarray, copies: int
         (out / name).mkdir(parents=True)
     path = out / "shards" / "train-00000.shard"
     checksum = write_shard(path, shape, blocks())
+    tokens = int(lengths.sum())
     shards = (Shard("shards/train-00000.shard", rows, path.stat().st_size, checksum),) * copies
-    train = Split(rows * copies, len(lengths), int(lengths.sum()), 0, 0, shards, (0,))
+    train = Split(rows * copies, len(lengths), tokens, rows * copies * ROW - tokens, 0, shards, (0,))
     splits = {"train": train, "validation": Split(0, 0, 0, 0, 0, (), ())}
-    write_manifest(out, Manifest(ROW, BLOCK_ROWS, 2, "none", VOCAB, END, {}, splits))
+    files = encode_files(["bench/data.py"])
+    (out / FILES).write_bytes(files)
+    counts, histogram = {"documents read": len(lengths)}, {str(1 << 32): len(lengths)}
+    checksum = xxhash.xxh3_64_hexdigest(files)
+    manifest = Manifest(ROW, BLOCK_ROWS, 2, "none", VOCAB, END, {}, splits, counts, histogram, files_xxh3=checksum)
+    write_manifest(out, manifest)
 
 
 def keepstep(folder: Path, first_step: int = 0, prefetch: int = 32) -> Batches:

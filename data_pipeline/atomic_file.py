@@ -2,8 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +25,23 @@ def open_atomic(path: Path) -> Generator[BinaryIO]:
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
+        raise
+
+
+def write_together(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the files of a folder, which is made if it is missing. On an error none of them appears."""
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with ExitStack() as stack:
+            for name, data in files.items():
+                opened = stack.enter_context(open_atomic(folder / name))
+                opened.write(data)
+                opened.flush()
+                os.fsync(opened.fileno())
+    except BaseException:
+        if made:
+            folder.rmdir()
         raise
 
 

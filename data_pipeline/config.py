@@ -7,14 +7,34 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from data_pipeline.credentials import check_address, expand_outside_credentials
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 
 
+def check_one_line(text: str) -> str:
+    """The text. ValueError if it has line breaks or control characters, or is no Unicode text."""
+    if found := _CONTROL.search(text):
+        raise ValueError(
+            f"{text[:200]!r} has the character {found[0]!r}; write it as one line without control characters"
+        )
+    return text
+
+
 def expand_path(path: str) -> str:
-    """The path with a leading `~` and environment variables such as `$SCRATCH` replaced. ValueError if one is unset."""
-    expanded = os.path.expandvars(path)
-    if unset := _VARIABLE.search(expanded):
-        raise ValueError(f"the variable {unset[0]} in {path!r} is not set; set it, or write the path out")
+    """The path with a leading `~` and environment variables such as `$SCRATCH` replaced.
+
+    Variables in place of passwords in an address stay (`data_pipeline.credentials`). ValueError for a password itself,
+    for a variable that is not set, and for control characters."""
+
+    def expand(text: str) -> str:
+        expanded = os.path.expandvars(text)
+        if unset := _VARIABLE.search(expanded):
+            raise ValueError(f"the variable {unset[0]} in {path!r} is not set; set it, or write the path out")
+        return expanded
+
+    expanded = check_one_line(expand_outside_credentials(check_address(path), expand))
     if not expanded.startswith("~"):
         return expanded
     try:

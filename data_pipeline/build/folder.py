@@ -3,13 +3,17 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.atomic_file import write_atomic
 from data_pipeline.errors import DataError
-from data_pipeline.shards.manifest import FILES, NAME, Manifest, parse_manifest, write_manifest
+from data_pipeline.shards.manifest import FILES, NAME, Manifest
+from data_pipeline.shards.manifest_file import parse_manifest, write_manifest
+from data_pipeline.shards.manifest_rules import problem_of
+from data_pipeline.tokenizers.tokenizer import TOKENIZER_FILES
+from data_pipeline.untrusted import parse_json, read_file, safe_path
 
 
 def work_folder(out: Path) -> Path:
@@ -37,7 +41,7 @@ def finished(out: Path, plan_hash: str, earlier: Callable[[Manifest, int], bool]
         return None
     if not (out / NAME).is_file():
         raise DataError(f"{out} exists and is not a data set; choose another --out")
-    manifest = parse_manifest((out / NAME).read_bytes(), str(out))
+    manifest = parse_manifest(read_file(out / NAME), str(out))
     if manifest.plan != plan_hash and not (earlier and earlier(manifest, (out / NAME).stat().st_mtime_ns)):
         raise DataError(
             f"{out} is a data set of other inputs or options; choose another --out, or delete it (inputs and filters "
@@ -55,18 +59,30 @@ def begin(out: Path, plan_hash: str, content: dict[str, Any], tokenizer: dict[st
     folder = tokenizer_folder(work, plan_hash)
     folder.mkdir(parents=True, exist_ok=True)
     plan_file = work / "plan.json"
-    if plan_file.exists():
-        begun = json.loads(plan_file.read_bytes())
-        if begun["hash"] != plan_hash and any(work.glob("task-*.json")):
-            changed = [name for name in content if begun["content"].get(name) != content[name]]
+    if os.path.lexists(plan_file):
+        begun_hash, begun = _begun(plan_file)
+        if begun_hash != plan_hash and any(work.glob("task-*.json")):
+            changed = [name for name in content if begun.get(name) != content[name]]
             raise DataError(
                 f"{work} contains an unfinished build with other {' and '.join(changed)}; repeat that command to "
                 f"finish it, delete {work}, or choose another --out"
             )
     for name, data in tokenizer.items():
-        write_atomic(folder / name, data)
+        write_atomic(safe_path(folder, name, TOKENIZER_FILES), data)
     write_atomic(plan_file, json.dumps({"hash": plan_hash, "content": content}).encode())
     return work
+
+
+def _begun(plan_file: Path) -> tuple[str, dict[str, Any]]:
+    """Hash and content of the plan in the work folder. DataError if the file is damaged."""
+    try:
+        begun: dict[str, Any] = parse_json(read_file(plan_file))
+        return begun["hash"], {**begun["content"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(
+            f"{plan_file} is damaged ({str(error)[:200]!r}), so the unfinished build there is not known; delete "
+            f"{plan_file.parent}, or choose another --out"
+        ) from None
 
 
 def delete_if_empty(out: Path, work: Path) -> None:
@@ -76,15 +92,18 @@ def delete_if_empty(out: Path, work: Path) -> None:
         shutil.rmtree(building_folder(out), ignore_errors=True)
 
 
-def finish(out: Path, work: Path, manifest: Manifest, addresses: Sequence[str]) -> None:
-    """Completes the output folder, renames it to `out`, and deletes the work folder."""
+def finish(out: Path, work: Path, manifest: Manifest, files: bytes) -> None:
+    """Completes the output folder, renames it to `out`, and deletes the work folder. `files`: content of files.json."""
     building = building_folder(out)
+    if (problem := problem_of(manifest)) is not None:  # of a repacked data set, whose counts were damaged
+        raise DataError(f"{out} cannot be finished: {problem}; build the data set again from its inputs")
     for partial in building.rglob("*.partial"):  # left by a process that was killed
         partial.unlink()
     (building / "tokenizer").mkdir(exist_ok=True)
     for name in manifest.tokenizer:
-        write_atomic(building / "tokenizer" / name, (tokenizer_folder(work, manifest.plan) / name).read_bytes())
-    write_atomic(building / FILES, json.dumps(list(addresses), indent=0).encode())
+        content = read_file(tokenizer_folder(work, manifest.plan) / name)
+        write_atomic(safe_path(building / "tokenizer", name, TOKENIZER_FILES), content)
+    write_atomic(building / FILES, files)
     write_manifest(building, manifest)
     for folder in (*(path for path in building.iterdir() if path.is_dir()), building):
         _sync_folder(folder)

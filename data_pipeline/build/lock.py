@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data_pipeline.build.folder import work_folder
 from data_pipeline.errors import DataError
+from data_pipeline.file_lock import lock_holder, open_lock
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +27,16 @@ def build_lock(out: Path, *, shared: bool = False) -> Generator[None]:
     while not held:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file = path.open("a+b")
+            descriptor = open_lock(path)
         except FileNotFoundError:  # a build that has just finished deleted the folder
             continue
-        with file:
-            _lock(file.fileno(), out, shared)
-            held = path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        try:
+            _lock(descriptor, out, shared)
+            held = path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
             if held:
                 yield
+        finally:
+            os.close(descriptor)
 
 
 def _lock(descriptor: int, out: Path, shared: bool) -> None:
@@ -42,7 +45,7 @@ def _lock(descriptor: int, out: Path, shared: bool) -> None:
     except BlockingIOError:
         raise DataError(
             f"another build of {out} is running; wait until it ends, or choose another --out (only the parts of a "
-            f"--share run at the same time)"
+            f"--share run at the same time); {lock_holder(descriptor)} holds its lock"
         ) from None
     except OSError as error:
         log.warning("no file locks for %s (%s); do not start two builds of it at once", out, error)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from data_pipeline.build.folder import (
     begin,
@@ -29,12 +30,13 @@ from data_pipeline.build.part_report import long_documents, merge_reports
 from data_pipeline.build.plan import Plan, make_plan
 from data_pipeline.build.selection import Selected, select_documents
 from data_pipeline.build.splits import SplitWriter
-from data_pipeline.build.tokenizing import UNKNOWN, TokenizeOptions, run_task, task_files
+from data_pipeline.build.tokenizing import LOST, UNKNOWN, TokenizeOptions, run_task, task_files
 from data_pipeline.build.workers import Pool, open_pool
 from data_pipeline.errors import DataError
 from data_pipeline.progress import Progress, silent
 from data_pipeline.shards.document_hashes import write_hashes
 from data_pipeline.shards.manifest import SPLITS, Manifest
+from data_pipeline.shards.manifest_file import encode_files
 from data_pipeline.sources.tasks import Task
 from data_pipeline.tokenizers.find import find_tokenizer
 from data_pipeline.tokenizers.tokenizer import hashes, load_tokenizer, tokenizer_files
@@ -97,6 +99,7 @@ def _finish(
         counts.update(result["counts"])
     _judge(plan, results, counts, allow_unusable)
     selected = _select(plan, work, counts)
+    files = encode_files([file.address for file in plan.files])
     bases = _earlier_records(plan.tasks, [result["records"] for result in results])
     writer = SplitWriter(out, work, plan.shape, plan.end_of_document, plan.options, pool, progress)
     manifest = Manifest(
@@ -114,10 +117,11 @@ def _finish(
         plan=plan.hash,
         hashes={split: len(np.unique(hashed)) for split, hashed in selected.hashes.items()},
         validation_below=selected.validation_below,
+        files_xxh3=xxhash.xxh3_64_hexdigest(files),
     )
     for split, hashed in selected.hashes.items():
         write_hashes(building_folder(out), split, hashed)
-    finish(out, work, manifest, [file.address for file in plan.files])
+    finish(out, work, manifest, files)
     return manifest
 
 
@@ -143,6 +147,11 @@ def _judge(plan: Plan, results: Sequence[dict[str, Any]], counts: Counter[str], 
             "tokenizer with byte fallback",
             counts[UNKNOWN],
             tokens,
+        )
+    if counts.get(LOST):
+        log.warning(
+            "the tokenizer has no token for %d characters, and they are lost; use a tokenizer with byte fallback",
+            counts[LOST],
         )
 
 

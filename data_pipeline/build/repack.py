@@ -4,13 +4,13 @@ The documents of each group are reassembled from their pieces, in the order in w
 work and the output are those of a build.
 """
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from data_pipeline.atomic_file import write_atomic
@@ -24,10 +24,12 @@ from data_pipeline.build.tokenizing import DOCUMENT, task_files
 from data_pipeline.build.workers import Pool
 from data_pipeline.errors import DataError
 from data_pipeline.progress import Progress, silent
+from data_pipeline.sealed_result import read_result, write_result
 from data_pipeline.shards.cache import BlockCache
 from data_pipeline.shards.dataset import DataSet
 from data_pipeline.shards.document_hashes import read_hashes, write_hashes
 from data_pipeline.shards.manifest import SPLITS, Manifest
+from data_pipeline.shards.manifest_file import encode_files
 from data_pipeline.shards.rows_reader import RowReader
 from data_pipeline.shards.shard_file import PIECE, ShardShape
 
@@ -47,13 +49,24 @@ def repack_dataset(address: str, out: Path, options: BuildOptions, pool: Pool, p
     Of the options only `seq_len`, `packing` and `compression` are used. DataError if the data set is damaged."""
     dataset = DataSet(address)
     old = dataset.manifest
-    options = replace(options, **{name: old.options[name] for name in ("group_tokens", "shard_bytes", "block_bytes")})
+    options = replace(options, **_kept_options(old, address))
     content = {"data set": old.fingerprint, "options": options.as_json()}
     plan = plan_hash(content)
     if (manifest := finished(out, plan)) is not None:
         return manifest
     with build_lock(out):
         return _repack(dataset, out, options, plan, content, pool, progress)
+
+
+def _kept_options(manifest: Manifest, address: str) -> dict[str, int]:
+    """The options of the first build that the repacked data set keeps. DataError if they are not sizes."""
+    kept: dict[str, int] = {}
+    for name in ("group_tokens", "shard_bytes", "block_bytes"):
+        value = manifest.options.get(name)
+        if not isinstance(value, int) or not 0 < value < 1 << 60:
+            raise DataError(f"{address} was built with {name} {value!r}, which is no size; build the data set again")
+        kept[name] = value
+    return kept
 
 
 def _repack(
@@ -68,9 +81,8 @@ def _repack(
     if (manifest := finished(out, plan)) is not None:  # another build has just finished
         return manifest
     old, address = dataset.manifest, dataset.address
-    folder = dataset.tokenizer_dir()
-    tokenizer = {name: (folder / name).read_bytes() for name in old.tokenizer}
-    addresses = dataset.files()
+    tokenizer = dataset.tokenizer_files()
+    files = encode_files(dataset.files())
     work = begin(out, plan, content, tokenizer)
     groups = [group for split in SPLITS for group in _groups(old, split)]
     tokens = _unpack(address, work, groups, old, pool, progress)
@@ -89,11 +101,12 @@ def _repack(
         splits={split: writer.write(split, by_split[split], bases) for split in SPLITS},
         options=old.options | {name: getattr(options, name) for name in ("seq_len", "packing", "compression")},
         plan=plan,
+        files_xxh3=xxhash.xxh3_64_hexdigest(files),
     )
     for split in old.hashes:
         write_hashes(building_folder(out), split, read_hashes(dataset, split, 2**64))
     dataset.close()
-    finish(out, work, manifest, addresses)
+    finish(out, work, manifest, files)
     return manifest
 
 
@@ -120,13 +133,16 @@ def unpack_group(address: str, work: Path, number: int, group: _GroupRows) -> in
 
     DataError if the rows do not make up whole documents."""
     out = task_files(work, number)
-    if (done := out.result()) is not None:
+    written = (out.tokens, out.documents, choice_file(work, number))
+    if (done := read_result(out.done, written)) is not None:
         return done["tokens"]
     reader = RowReader(DataSet(address), group.split, 0, BlockCache(1 << 30))
     rows = np.arange(group.first, group.end, dtype=np.int64)
     zeros = np.zeros(len(rows), np.int64)
     tokens, used = reader.cut_rows(rows, 1, zeros, zeros)
     counts, pieces = _pieces(reader, group)
+    if not len(pieces) or int(counts.min()) < 1:
+        raise _not_whole(address, group)
     row = np.repeat(np.arange(len(rows)), counts)
     start = pieces["start"].astype(np.int64)
     is_last = np.append(row[1:] != row[:-1], True)
@@ -136,15 +152,19 @@ def unpack_group(address: str, work: Path, number: int, group: _GroupRows) -> in
     flat = np.concatenate([tokens[r, s : s + n] for r, s, n in copies])
     documents = _documents(pieces[order], length[order])
     if not int(documents["length"].sum()) == len(flat) == int(used.sum()):
-        raise DataError(
-            f"{address}: {group.split} rows {group.first} to {group.end - 1} do not make up whole documents; "
-            f"build the data set again"
-        )
+        raise _not_whole(address, group)
     write_atomic(out.tokens, flat.tobytes())
     write_atomic(out.documents, documents.tobytes())
     write_atomic(choice_file(work, number), np.full(len(documents), CHOICE_OF_SPLIT[group.split], np.uint8).tobytes())
-    write_atomic(out.done, json.dumps({"counts": {}, "records": [], "tokens": len(flat)}).encode())
+    write_result(out.done, {"counts": {}, "records": [], "tokens": len(flat)}, written)
     return len(flat)
+
+
+def _not_whole(address: str, group: _GroupRows) -> DataError:
+    return DataError(
+        f"{address}: {group.split} rows {group.first} to {group.end - 1} do not make up whole documents; build the "
+        f"data set again"
+    )
 
 
 def _pieces(reader: RowReader, group: _GroupRows) -> tuple[NDArray[np.int64], NDArray[np.void]]:

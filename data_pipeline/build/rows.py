@@ -1,6 +1,5 @@
 """Writes the rows of a split as shards. Every shard except the last has the same number of rows, across groups."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.atomic_file import write_atomic
 from data_pipeline.build.groups import Group, groups_with_rows, load_pieces
 from data_pipeline.build.packing import Pieces
 from data_pipeline.build.tokenizing import task_files
+from data_pipeline.sealed_result import read_result, write_result
 from data_pipeline.shards.manifest import Shard
 from data_pipeline.shards.shard_file import HEADER_BYTES, PIECE, Block, Rows, ShardShape, write_shard
 
@@ -40,13 +39,13 @@ def write_rows(
 ) -> Shard:
     """Writes the shard of these rows of the split, unless it was written before, and returns its description."""
     done = work / f"{path.name}.json"
-    if not (path.exists() and done.exists()):
+    if (written := read_result(done, [path])) is None:
         shape = replace(shape, rows=len(rows))
         blocks = _blocks(work, groups, rows, shape, end_of_document)
         checksum = write_shard(path, shape, blocks)
-        shard = Shard(f"{path.parent.name}/{path.name}", len(rows), path.stat().st_size, checksum)
-        write_atomic(done, json.dumps(vars(shard)).encode())
-    return Shard(**json.loads(done.read_text()))
+        written = vars(Shard(f"{path.parent.name}/{path.name}", len(rows), path.stat().st_size, checksum))
+        write_result(done, written, [path])
+    return Shard(**written)
 
 
 def _blocks(

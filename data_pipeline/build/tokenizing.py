@@ -5,12 +5,12 @@ simply run again, on any machine.
 """
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,12 @@ from data_pipeline.atomic_file import open_atomic, write_atomic
 from data_pipeline.build import cleaning
 from data_pipeline.build.part_report import PartReport
 from data_pipeline.errors import DataError
+from data_pipeline.sealed_result import read_result, write_result
 from data_pipeline.sources.files import InputFile, check_unchanged
 from data_pipeline.sources.readers import read_records
 from data_pipeline.sources.records import BLANK, ReadOptions
 from data_pipeline.sources.tasks import Task
+from data_pipeline.tokenizers.loss import LossCounter
 from data_pipeline.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 DOCUMENT = np.dtype(
@@ -34,6 +36,8 @@ BATCH_CHARACTERS = 1 << 20
 REPAIRED = "repaired: not UTF-8"
 UNKNOWN = "unknown tokens"
 """Count of the tokens that stand for text that the tokenizer cannot represent."""
+LOST = "lost characters"
+"""Count of the characters for which the tokenizer gives no token at all."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,11 @@ class TaskFiles:
     documents: Path
     """Table of DOCUMENT."""
     done: Path
-    """JSON with the task's counts; it exists once the task is finished."""
+    """The task's counts (`sealed_result.py`); it exists once the task is finished."""
 
-    def result(self) -> dict | None:
-        """What `run_task` returned; None if the task is not finished."""
-        try:
-            return json.loads(self.done.read_text())
-        except FileNotFoundError:
-            return None
+    def result(self) -> dict[str, Any] | None:
+        """What `run_task` returned; None if the task is not finished, or if its files were changed since."""
+        return read_result(self.done, (self.tokens, self.documents))
 
 
 def task_files(work: Path, number: int) -> TaskFiles:
@@ -91,7 +92,7 @@ def run_task(
     out = task_files(work, number)
     if (done := out.result()) is not None:
         return done
-    tokenizer = _tokenizer(str(tokenizer_folder))
+    tokenizer, loss = _tokenizer(str(tokenizer_folder))
     counts: Counter[str] = Counter()
     reports = [PartReport(part.file) for part in task]
     kept = _kept_documents(task, files, options, counts, reports)
@@ -99,6 +100,8 @@ def run_task(
     with open_atomic(out.tokens) as opened:
         for batch in _batches(kept):
             tokens, table = _encode(batch, tokenizer, token_dtype, counts)
+            if lost := loss.count([text for text, _, _ in batch]):
+                counts[LOST] += lost
             opened.write(tokens.tobytes())
             tables.append(table)
         for file in files.values():
@@ -111,13 +114,14 @@ def run_task(
         "reports": [report.as_json() for report in reports],
         "tokens": int(documents["length"].sum()),
     }
-    write_atomic(out.done, json.dumps(result).encode())
+    write_result(out.done, result, (out.tokens, out.documents))
     return result
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(folder: str) -> Tokenizer:
-    return load_tokenizer(folder)
+def _tokenizer(folder: str) -> tuple[Tokenizer, LossCounter]:
+    tokenizer = load_tokenizer(folder)
+    return tokenizer, LossCounter(tokenizer)
 
 
 Kept = tuple[str, int, int]

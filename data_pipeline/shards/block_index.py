@@ -76,11 +76,13 @@ class BlockIndex:
                 )
             expected = header(shape)
             spans = [Span(entry.file, 0, HEADER_BYTES), Span(entry.file, entry.bytes - shape.index_bytes, entry.bytes)]
-            answers = read_checked(self._storages, spans, _header_and_index_check(expected, entry.xxh3))
-            for answer in answers:
+            found: list[bytes | memoryview] = []
+            for answer in read_checked(self._storages, spans, _header_and_index_check(expected, entry.xxh3)):
                 if isinstance(answer, DataError):
                     raise type(answer)(f"{answer}; restore the file or give data.sources a mirror")
-            self._indexes[shard] = read_index(bytes(answers[1]), shape)  # type: ignore[arg-type]
+                found.append(answer)
+            name = f"{self._storages[0].address}/{entry.file}"
+            self._indexes[shard] = read_index(bytes(found[1]), shape, entry.bytes, name)
         return self._indexes[shard]
 
 

@@ -1,19 +1,18 @@
-"""`manifest.json`: the description of a prepared data set. Its fingerprint is a hash of what decides the rows."""
+"""`manifest.json`: the description of a prepared data set. Its fingerprint is a hash of what decides the rows.
+
+`manifest_file.py` writes and reads the file. `manifest_rules.py` has the rules that every manifest keeps.
+"""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import xxhash
+from pydantic import ConfigDict, Field
 
-from data_pipeline.atomic_file import write_atomic
-from data_pipeline.errors import DataError
 from data_pipeline.shards.shard_file import Compression, ShardShape
 
-FORMAT = "keepstep-data"
-VERSION = 1
 NAME = "manifest.json"
 FILES = "files.json"
 """File beside the manifest: the addresses of the input files, in the order of their numbers."""
@@ -23,16 +22,24 @@ SPLITS = (TRAIN, VALIDATION)
 EARLIER_VALIDATION = "held_out"
 """Name of the validation split in manifests that were written before it was renamed."""
 
+Count = Annotated[int, Field(ge=0, lt=1 << 60)]
+"""A number of things."""
+Checksum = Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")]
+"""64-bit xxh3 in hexadecimal digits; empty where an earlier version stored none."""
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
 
 @dataclass(frozen=True)
 class Shard:
     """One file of rows."""
 
+    __pydantic_config__ = _STRICT
+
     file: str
     """Path in the data set's folder."""
-    rows: int
-    bytes: int
-    xxh3: str
+    rows: Count
+    bytes: Count
+    xxh3: Checksum
     """xxh3 checksum of the shard's header and index. The index has the checksums of all blocks."""
 
 
@@ -40,17 +47,19 @@ class Shard:
 class Split:
     """The rows of one split."""
 
-    rows: int
-    documents: int
-    tokens: int
+    __pydantic_config__ = _STRICT
+
+    rows: Count
+    documents: Count
+    tokens: Count
     """Tokens in use, end-of-document tokens included."""
-    padding: int
+    padding: Count
     """Unused tokens at the ends of rows."""
-    documents_cut: int
+    documents_cut: Count
     """Documents that are in more than one row."""
     shards: tuple[Shard, ...]
     """Shards in the order of the rows. All but the last have the same number of rows, in whole blocks."""
-    groups: tuple[int, ...]
+    groups: tuple[Count, ...]
     """First row of each group of documents that was packed separately."""
 
 
@@ -58,32 +67,36 @@ class Split:
 class Manifest:
     """The description of a data set."""
 
-    row_tokens: int
+    __pydantic_config__ = _STRICT
+
+    row_tokens: Count
     """Tokens per row."""
-    block_rows: int
+    block_rows: Count
     """Rows per block."""
-    token_bytes: int
+    token_bytes: Count
     """Bytes per token: 2 or 4."""
     compression: Compression
-    vocab_size: int
-    end_of_document: int
+    vocab_size: Count
+    end_of_document: Count
     """Id of the token after each document."""
     tokenizer: dict[str, str]
     """File name in the folder `tokenizer` -> 128-bit xxh3 checksum."""
     splits: dict[str, Split]
     """Split name -> rows."""
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Count] = field(default_factory=dict)
     """Documents and bytes read, and documents dropped or repaired, by reason."""
-    lengths: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, Count] = field(default_factory=dict)
     """Histogram: "up to N tokens" (a power of two) -> documents."""
     options: dict[str, Any] = field(default_factory=dict)
     """The options of the build."""
     plan: str = ""
     """Hash of the inputs and options of the build."""
-    hashes: dict[str, int] = field(default_factory=dict)
+    hashes: dict[str, Count] = field(default_factory=dict)
     """Split -> number of different documents, whose hashes are stored. Empty in data sets of earlier versions."""
     validation_below: int | None = None
     """Documents whose hash is below this number are in the validation split. None: the split has its own files."""
+    files_xxh3: Checksum = ""
+    """xxh3 checksum of `files.json`. Empty in data sets of earlier versions."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -97,41 +110,3 @@ class Manifest:
     def shape(self, rows: int) -> ShardShape:
         """The layout of a shard of so many rows."""
         return ShardShape(rows, self.row_tokens, self.block_rows, self.token_bytes, self.compression)
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes `manifest.json` in the folder."""
-    content = {"format": FORMAT, "version": VERSION, "fingerprint": manifest.fingerprint, **asdict(manifest)}
-    write_atomic(folder / NAME, json.dumps(content, indent=1).encode())
-
-
-def parse_manifest(data: bytes, address: str) -> Manifest:
-    """The manifest in these bytes. DataError if they are not a manifest of this version, or were changed."""
-    try:
-        content = json.loads(data)
-        if content["format"] != FORMAT or content["version"] != VERSION:
-            raise DataError(
-                f"{address}/{NAME} has format {content['format']} version {content['version']}; this Keepstep reads "
-                f"{FORMAT} version {VERSION}: build the data set again"
-            )
-        fingerprint = content["fingerprint"]
-        for key in ("format", "version", "fingerprint"):
-            del content[key]
-        content["splits"] = {
-            VALIDATION if name == EARLIER_VALIDATION else name: _parse_split(split)
-            for name, split in content["splits"].items()
-        }
-        manifest = Manifest(**content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{address}/{NAME} is not a Keepstep manifest ({error!r}); build the data set again") from None
-    if manifest.fingerprint != fingerprint:
-        raise DataError(
-            f"{address}/{NAME} is damaged: it states the fingerprint {fingerprint}, but its content has "
-            f"{manifest.fingerprint}; restore it from a copy or build the data set again"
-        )
-    return manifest
-
-
-def _parse_split(content: dict[str, Any]) -> Split:
-    shards = tuple(Shard(**shard) for shard in content["shards"])
-    return Split(**{**content, "shards": shards, "groups": tuple(content["groups"])})

@@ -151,10 +151,18 @@ def read_header(data: bytes, name: str) -> ShardShape:
     return ShardShape(rows, row_tokens, block_rows, token_bytes, "zstd" if compressed else "none")
 
 
-def read_index(data: bytes, shape: ShardShape) -> ShardIndex:
-    """The index from the shard's last bytes."""
+def read_index(data: bytes, shape: ShardShape, shard_bytes: int, name: str) -> ShardIndex:
+    """The index from the last bytes of a shard of `shard_bytes`.
+
+    DataError unless the blocks follow each other from the header to the index."""
     ends = np.cumsum([shape.blocks + 1, shape.blocks, shape.blocks + 1])
-    return ShardIndex(*np.split(np.frombuffer(data, "<u8"), ends))
+    index = ShardIndex(*np.split(np.frombuffer(data, "<u8"), ends))
+    offsets = np.concatenate([index.data_offsets, index.origin_offsets])
+    last = shard_bytes - shape.index_bytes
+    in_order = bool((offsets[1:] >= offsets[:-1]).all()) and index.data_offsets[-1] == index.origin_offsets[0]
+    if not in_order or int(offsets[0]) != HEADER_BYTES or int(offsets[-1]) != last:
+        raise DataError(f"the index of {name} has blocks that do not follow each other from its header to its index")
+    return index
 
 
 def index_checksum(header_bytes: bytes, index_bytes: bytes) -> str:
@@ -166,10 +174,7 @@ def decode_rows(stored: bytes | memoryview, shape: ShardShape, block: int) -> Ro
     """The rows of a stored block, read-only. Shape (rows of the block, row_items). DataError if the size is wrong."""
     rows = shape.rows_of_block(block)
     size = rows * shape.row_items * shape.token_bytes
-    try:
-        plain = _decompress(stored, shape, size)
-    except zstandard.ZstdError as error:
-        raise DataError(f"the block cannot be decompressed: {error}") from None
+    plain = _decompress(stored, shape, size)
     if len(plain) != size:
         raise DataError(f"the block has {len(plain)} bytes instead of {size}")
     return np.frombuffer(plain, shape.dtype).reshape(rows, shape.row_items)
@@ -187,13 +192,29 @@ def problem_of_rows(rows: Rows, shape: ShardShape, vocab_size: int) -> str | Non
 
 
 def decode_origins(stored: bytes, shape: ShardShape, block: int) -> tuple[NDArray[np.uint32], NDArray[np.void]]:
-    """The first piece of each row, shape (rows of the block + 1,), and the pieces (PIECE)."""
-    plain = _decompress(stored, shape, None)
-    starts_bytes = 4 * (shape.rows_of_block(block) + 1)
-    return np.frombuffer(plain[:starts_bytes], "<u4"), np.frombuffer(plain[starts_bytes:], PIECE)
+    """The first piece of each row, shape (rows of the block + 1,), and the pieces (PIECE).
+
+    DataError if they cannot be the origins of these rows."""
+    rows = shape.rows_of_block(block)
+    starts_bytes = 4 * (rows + 1)
+    plain = _decompress(stored, shape, starts_bytes + rows * shape.row_tokens * PIECE.itemsize)
+    if len(plain) < starts_bytes or (len(plain) - starts_bytes) % PIECE.itemsize:
+        raise DataError(f"the origins of block {block} have {len(plain)} bytes, which are no whole pieces")
+    starts, pieces = np.frombuffer(plain[:starts_bytes], "<u4"), np.frombuffer(plain[starts_bytes:], PIECE)
+    in_order = starts[0] == 0 and starts[-1] == len(pieces) and bool((starts[1:] >= starts[:-1]).all())
+    if not in_order or (len(pieces) and int(pieces["start"].max()) >= shape.row_tokens):
+        raise DataError(f"the origins of block {block} are not those of its {rows} rows")
+    return starts, pieces
 
 
-def _decompress(stored: bytes | memoryview, shape: ShardShape, size: int | None) -> bytes | memoryview:
+def _decompress(stored: bytes | memoryview, shape: ShardShape, limit: int) -> bytes | memoryview:
+    """The bytes of a block. DataError if they are damaged or more than `limit`, which is checked before memory is
+    allocated."""
     if shape.compression == "none":
         return stored
-    return zstandard.ZstdDecompressor().decompress(stored, max_output_size=size or 0)
+    try:
+        if (size := zstandard.frame_content_size(stored)) > limit:
+            raise DataError(f"the block has {size} bytes decompressed, more than {limit}")
+        return zstandard.ZstdDecompressor().decompress(stored, max_output_size=limit)
+    except zstandard.ZstdError as error:
+        raise DataError(f"the block cannot be decompressed: {error}") from None

@@ -2,6 +2,7 @@
 
 import logging
 import mmap
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -9,13 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from data_pipeline.credentials import check_address, with_credentials
 from data_pipeline.errors import DataError, StorageError
+from data_pipeline.untrusted import NotAFileError, TooLargeError, check_size, open_file
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 FIRST_PAUSE_SECONDS = 0.2
 TIMEOUT_SECONDS = 60
+_DAMAGE = (FileNotFoundError, NotAFileError, EOFError, ValueError)
+"""Errors of a local folder that no second attempt changes: a file is missing, too short, empty, or no file."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,11 @@ class LocalStorage:
     def map(self, file: str) -> memoryview:
         """The whole file. The system reads a page when it is first accessed."""
         if file not in self._maps:
-            with (Path(self.address) / file).open("rb") as opened:
-                self._maps[file] = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+            descriptor = open_file(Path(self.address) / file, inside=Path(self.address))
+            try:
+                self._maps[file] = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+            finally:
+                os.close(descriptor)
         return self._maps[file]
 
     def size(self, file: str) -> int | None:
@@ -71,6 +79,7 @@ class LocalStorage:
         out: list[bytes | memoryview | Exception] = []
         for span in spans:
             try:
+                _check_whole(span, len(self.map(span.file)))
                 out.append(_complete(self.map(span.file)[span.start : span.end], span))
             except (OSError, ValueError) as error:
                 out.append(error)
@@ -92,7 +101,7 @@ class RemoteStorage:
 
             options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)}
         try:
-            self._system, self._path = url_to_fs(address, **options)
+            self._system, self._path = url_to_fs(with_credentials(check_address(address)), **options)
         except (ImportError, ValueError) as error:
             raise DataError(f"cannot open {address}: {error}") from error
 
@@ -108,17 +117,25 @@ class RemoteStorage:
         paths = [f"{self._path.rstrip('/')}/{span.file}" for span in spans]
         starts, ends = [span.start for span in spans], [span.end for span in spans]
         try:
+            for span in spans:
+                _check_whole(span, self.size(span.file) if span.end is None else None)
             answers = self._system.cat_ranges(paths, starts, ends, on_error="return")
         except Exception as error:  # object-store libraries raise many types
             return [error] * len(spans)
         return [_complete(answer, span) for answer, span in zip(answers, spans, strict=True)]
 
 
+def _check_whole(span: Span, size: int | None) -> None:
+    """TooLargeError if a whole file is asked for, which must be metadata, and it is larger than metadata may be."""
+    if span.end is None and size is not None:
+        check_size(span.file, size)
+
+
 def _complete(answer: bytes | memoryview | Exception, span: Span) -> bytes | memoryview | Exception:
     """The answer, or an error if it has fewer bytes than the span."""
     if isinstance(answer, Exception) or span.end is None or len(answer) == span.end - span.start:
         return answer
-    return OSError(f"got {len(answer)} bytes instead of {span.end - span.start}")
+    return EOFError(f"got {len(answer)} bytes instead of {span.end - span.start}")
 
 
 def open_storage(address: str) -> LocalStorage | RemoteStorage:
@@ -162,7 +179,11 @@ def _verified(
     """The answer if it passes the check, else an error that names the address and the bytes."""
     where = f"{storage.address}/{span.file}, bytes {span.start} to {'the end' if span.end is None else span.end}"
     if isinstance(answer, Exception):
-        return StorageError(f"cannot read {where}: {answer or type(answer).__name__}")
+        is_damage = isinstance(answer, TooLargeError) or (
+            isinstance(storage, LocalStorage) and isinstance(answer, _DAMAGE)
+        )
+        kind = DataError if is_damage else StorageError
+        return kind(f"cannot read {where}: {answer or type(answer).__name__}")
     if (wrong := check(answer)) is not None:
         return DataError(f"{where}: {wrong}")
     return answer

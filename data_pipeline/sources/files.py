@@ -1,5 +1,6 @@
 """Input files, and the parts of them that tasks read."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -7,7 +8,9 @@ from typing import Any, BinaryIO
 import fsspec
 from fsspec.core import url_to_fs
 
+from data_pipeline.credentials import with_credentials
 from data_pipeline.errors import DataError
+from data_pipeline.untrusted import check_file, open_file
 
 _VERSION_KEYS = (
     "ETag",
@@ -56,8 +59,10 @@ def is_remote(address: str) -> bool:
 
 
 def local_file(path: Path) -> InputFile:
-    """The file at a local path, with its present size and time of change in nanoseconds."""
-    found = path.stat()
+    """The file at a local path, with its present size and time of change in nanoseconds.
+
+    NotAFileError, an OSError, for a FIFO, a socket, a device or a folder."""
+    found = check_file(path)
     return InputFile(str(path), found.st_size, str(found.st_mtime_ns))
 
 
@@ -71,9 +76,9 @@ def open_input(address: str) -> BinaryIO:
     """Opens a local path or an fsspec address for reading. DataError if that fails."""
     try:
         if not is_remote(address):
-            return Path(address).open("rb")
-        return fsspec.open(address, "rb").open()  # type: ignore[return-value]
-    except (OSError, ValueError) as error:
+            return os.fdopen(open_file(Path(address)), "rb")
+        return fsspec.open(with_credentials(address), "rb").open()  # type: ignore[return-value]
+    except Exception as error:  # object-store libraries raise many types
         raise DataError(f"cannot read {address}: {error}") from error
 
 
@@ -83,12 +88,12 @@ def check_unchanged(file: InputFile) -> None:
         return
     try:
         if is_remote(file.address):
-            system, path = url_to_fs(file.address)
+            system, path = url_to_fs(with_credentials(file.address))
             system.invalidate_cache()
             now = remote_file(file.address, system.info(path))
         else:
             now = local_file(Path(file.address))
-    except OSError as error:
+    except Exception as error:  # as above
         raise DataError(f"cannot read {file.address}: {error}") from error
     if now != file:
         raise DataError(

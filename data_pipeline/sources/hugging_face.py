@@ -12,6 +12,7 @@ import xxhash
 from data_pipeline.errors import DataError
 from data_pipeline.sources.files import InputFile
 from data_pipeline.sources.records import ABSENT, TOO_LONG, ReadOptions, Record, missing_key, record_of_row, value_at
+from data_pipeline.untrusted import check_file, in_one_line
 
 _PREFIX = "hf:"
 _SAVED_FILES = ("state.json", "dataset_dict.json")
@@ -63,10 +64,14 @@ def _open(address: str) -> Any:
 
     name, config, split = parse_address(address)
     try:
+        for path in Path(name).rglob("*"):  # nothing, if it is no local folder
+            if not path.is_dir():
+                check_file(path)  # the library would wait for the writer of a FIFO
         if os.path.exists(name) and any((Path(name) / file).is_file() for file in _SAVED_FILES):  # noqa: PTH110 - a name is no path
             saved = datasets.load_from_disk(name)
             chosen = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
             return chosen.to_iterable_dataset()
         return datasets.load_dataset(name, config, split=split, streaming=True)
     except Exception as error:  # the library and its dependencies raise many types
-        raise DataError(f"cannot open {address} with `datasets`: {error}; check the name, config and split") from error
+        said = in_one_line(error)
+        raise DataError(f"cannot open {address} with `datasets`: {said}; check the name, config and split") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fsspec.core import url_to_fs
 
+from data_pipeline.credentials import check_address, with_credentials, without_credentials
 from data_pipeline.errors import DataError
 from data_pipeline.sources.files import InputFile, is_remote, local_file, remote_file
 from data_pipeline.sources.hugging_face import is_hugging_face, list_hugging_face
@@ -55,7 +56,7 @@ def _list(text: str) -> list[InputFile]:
 
 def _list_local(text: str) -> Iterator[InputFile]:
     path = Path(text)
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         paths = [path]
     elif path.is_dir():
         if _is_saved_dataset(path):
@@ -63,9 +64,12 @@ def _list_local(text: str) -> Iterator[InputFile]:
         paths = sorted(_files_below(path), key=str)
     else:
         names = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
-        paths = [Path(name) for name in names if Path(name).is_file()]
+        paths = [Path(name) for name in names if not Path(name).is_dir()]
     for found in paths:
-        yield local_file(found)
+        try:
+            yield local_file(found)
+        except OSError as error:  # a FIFO would hang the build, and /dev/zero would never end
+            raise DataError(f"cannot read {found}: {error}; name files, or folders that have nothing else") from None
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -84,15 +88,15 @@ def _files_below(folder: Path) -> list[Path]:
                 seen.add((status.st_dev, status.st_ino))
                 folders[:] = sorted(name for name in folders if not _is_hidden(name))
                 links += [path for name in folders if (path := Path(at, name)).is_symlink()]
-                found += [path for name in files if not _is_hidden(name) and _is_file(path := Path(at, name))]
+                found += [_existing(Path(at, name)) for name in files if not _is_hidden(name)]
         waiting = links
     return found
 
 
-def _is_file(path: Path) -> bool:
+def _existing(path: Path) -> Path:
     if path.is_symlink() and not path.exists():
         raise DataError(f"{path} is a link to a file that does not exist; restore the file or delete the link")
-    return path.is_file()
+    return path
 
 
 def _refuse(error: OSError) -> None:
@@ -109,15 +113,19 @@ def _is_saved_dataset(path: Path) -> bool:
 
 def _list_remote(text: str) -> Iterator[InputFile]:
     try:
-        system, path = url_to_fs(text)
+        address = with_credentials(check_address(text))
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    try:
+        system, path = url_to_fs(address)
         if glob.has_magic(path):
             found = system.glob(path, detail=True)
         elif system.isdir(path) and not system.isfile(path):
             found = system.find(path, detail=True)
         else:
             found = {path: system.info(path)}
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:  # object-store libraries raise many types
         raise DataError(f"cannot list {text}: {error!r}; check the address and the credentials") from error
     for path, info in sorted(found.items()):
         if info["type"] == "file":
-            yield remote_file(system.unstrip_protocol(path), info)
+            yield remote_file(without_credentials(system.unstrip_protocol(path), text), info)

@@ -19,8 +19,11 @@ from data_pipeline.sources.records import (
     missing_key,
     value_at,
 )
+from data_pipeline.untrusted import in_one_line
 
 _BATCH_ROWS = 256
+_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
+"""What pyarrow raises for files that are damaged, sizes that they state included."""
 
 
 class _TextColumn(NamedTuple):
@@ -47,7 +50,7 @@ def read_parquet(file: BinaryIO, name: str, part: Part, options: ReadOptions) ->
                     fits = len(value) <= options.max_document_bytes
                     yield decode_piece(value if fits else None, name, number, options)
                 number += 1
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except _DAMAGE as error:
         raise _damaged(name, error) from None
 
 
@@ -56,7 +59,7 @@ def cut_parquet(file: BinaryIO, name: str, part_bytes: int) -> list[Part]:
     file.seek(0)
     try:
         metadata = pq.ParquetFile(file).metadata
-    except (pa.ArrowException, OSError) as error:
+    except _DAMAGE as error:
         raise _damaged(name, error) from None
     parts, start, size = [], 0, 0
     for group in range(metadata.num_row_groups):
@@ -143,4 +146,4 @@ def _as_bytes(value: Any) -> bytes | None:
 
 
 def _damaged(name: str, error: Exception) -> DataError:
-    return DataError(f"{name} is damaged parquet: {error}; fetch it again")
+    return DataError(f"{name} is damaged parquet: {in_one_line(error)}; fetch it again")

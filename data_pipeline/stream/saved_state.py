@@ -1,15 +1,60 @@
 """The stream's part of a checkpoint: what it records of the data, and the checks when a run resumes."""
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.dataset import DataSet
-from data_pipeline.shards.manifest import TRAIN
+from data_pipeline.shards.manifest import TRAIN, Count
 from data_pipeline.stream.counters import add, from_json, to_json
 from data_pipeline.stream.plan import BatchSizes
 
 STATE_VERSION = 1
+_STRICT = ConfigDict(strict=True, extra="ignore")
+_BatchSize = Annotated[int, Field(gt=0, lt=1 << 40)]
+_Weights = list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a state must say of a source, see `describe`."""
+
+    __pydantic_config__ = _STRICT
+
+    path: str
+    fingerprint: str
+    rows: Count
+    row_tokens: Count
+    tokens: Count
+    documents: Count
+    tokenizer: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _State:
+    """What the state of a rank must have, see `Stream.state`."""
+
+    __pydantic_config__ = _STRICT
+
+    rank: Count
+    step: Count
+    samples: Count
+    global_batch_size: _BatchSize
+    seq_len: Count
+    seed: int
+    sources: list[_Source]
+    weights: Annotated[list[tuple[Count, _Weights]], Field(min_length=1)]
+    quarantined: list[tuple[Count, Count, str]]
+    counters: list[tuple[Count, Count, int, int]]
+    batch_sizes: Annotated[list[tuple[Count, _BatchSize]], Field(min_length=1)] | None = None
+
+
+_STATES = TypeAdapter(list[_State])
 
 
 def describe(dataset: DataSet) -> dict[str, Any]:
@@ -27,8 +72,37 @@ def describe(dataset: DataSet) -> dict[str, Any]:
     }
 
 
+def check_states(states: Sequence[dict[str, Any]]) -> None:
+    """DataError unless these are the states of a stream, whoever wrote them."""
+    try:
+        parsed = _STATES.validate_json(json.dumps(list(states)))
+    except (ValidationError, ValueError) as error:
+        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else {"loc": (), "msg": error}
+        raise _no_state(f"{'.'.join(map(str, first['loc']))[:200]}: {first['msg']}") from None
+    for state in parsed:
+        phases = [first for first, _ in state.weights]
+        sizes = [first for first, _ in state.batch_sizes or [(0, 1)]]
+        if any(firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)) for firsts in (phases, sizes)):
+            raise _no_state("weights or batch_sizes do not begin at 0, or are not in order")
+        if any(not 0 < len(weights) <= len(state.sources) or not sum(weights) for _, weights in state.weights):
+            raise _no_state("weights are not those of the sources")
+
+
+def _no_state(problem: str) -> DataError:
+    return DataError(f"the checkpoint has no valid state of the data ({problem}); use a checkpoint that Keepstep saved")
+
+
+def check_quarantined(entry: Sequence[Any], blocks: Sequence[int]) -> None:
+    """DataError if a quarantined block of a state is not one of the `blocks` that its source has."""
+    if entry[0] >= len(blocks) or entry[1] >= blocks[entry[0]]:
+        raise _no_state(f"quarantined block {entry[1]} of source {entry[0]}")
+
+
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The state of all ranks together. Tensor-parallel peers have the same rank and data, so they count once."""
+    """The state of all ranks together. Tensor-parallel peers have the same rank and data, so they count once.
+
+    DataError if they are not states of a stream."""
+    check_states(states)
     by_rank = {state["rank"]: state for state in states}
     counters = add(*(from_json(state["counters"]) for state in by_rank.values()))
     quarantined = sorted({tuple(entry[:2]): entry for state in states for entry in state["quarantined"]}.values())

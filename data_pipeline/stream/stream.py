@@ -27,6 +27,7 @@ from data_pipeline.stream.prefetch import Prefetch
 from data_pipeline.stream.saved_state import (
     STATE_VERSION,
     check_first_sample,
+    check_quarantined,
     check_unchanged,
     describe,
     merge_states,
@@ -193,6 +194,7 @@ class Stream:
         self._stop_reading()
         self._restored = merged
         for source, block, reason in merged["quarantined"]:
+            check_quarantined((source, block), [reader.blocks for reader in self._train])
             self._train[source].quarantine.reasons[block] = reason
         self._agreed = len(merged["quarantined"])
 

@@ -11,10 +11,10 @@ from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.shards.cache import BlockCache
 from data_pipeline.shards.dataset import DataSet
-from data_pipeline.shards.manifest import TRAIN
+from data_pipeline.shards.manifest import FILES, TRAIN
 from data_pipeline.shards.rows_reader import RowReader
 from data_pipeline.stream.audit import plan_of
-from data_pipeline.stream.saved_state import merge_states
+from data_pipeline.stream.saved_state import check_quarantined, merge_states
 from data_pipeline.tokenizers.tokenizer import Tokenizer
 
 
@@ -87,6 +87,7 @@ def _readers(config: DataConfig, states: Sequence[dict[str, Any]]) -> list[RowRe
         for number, source in enumerate(config.sources)
     ]
     for source, block, reason in merge_states(states)["quarantined"] if states else []:
+        check_quarantined((source, block), [reader.blocks for reader in readers])
         readers[source].quarantine.reasons[block] = reason
     return readers
 
@@ -107,7 +108,16 @@ def _documents(reader: RowReader, row: int, cuts: int, tokenizer: Tokenizer) -> 
         first, last = max(begin, part * width), min(end, (part + 1) * width)
         if first < last:
             ids = [token for token in tokens[first:last].tolist() if token != tokenizer.end_of_document]
-            file = reader.files[int(piece["file"])]
+            file = _file_of(reader, int(piece["file"]))
             first_token = int(piece["offset"]) + first - begin
             out.append(TracedDocument(file, int(piece["document"]), first_token, last - first, tokenizer.decode(ids)))
     return out
+
+
+def _file_of(reader: RowReader, number: int) -> str:
+    """The address of an input file. DataError if a row names one that the data set does not have."""
+    if number >= len(reader.files):
+        raise DataError(
+            f"a row is of input file {number}, but {FILES} has {len(reader.files)}; build the data set again"
+        )
+    return reader.files[number]

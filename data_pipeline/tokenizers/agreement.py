@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from data_pipeline.errors import DataError
+from data_pipeline.untrusted import read_file
 
 _TEXTS = ("Hello, world!", " two  spaces\n\tand 12345 caf\u00e9 \u4e2d\u6587 \U0001f600", "the cat's <s> </s> end\r\n")
 
@@ -22,8 +23,8 @@ def _difference(sentencepiece_file: Path, hugging_face_file: Path) -> str | None
     from sentencepiece import SentencePieceProcessor
 
     try:
-        pieces = SentencePieceProcessor(model_file=str(sentencepiece_file))
-        other = tokenizers.Tokenizer.from_file(str(hugging_face_file))
+        pieces = SentencePieceProcessor(model_proto=read_file(sentencepiece_file))
+        other = tokenizers.Tokenizer.from_str(read_file(hugging_face_file).decode())
     except Exception as error:  # `tokenizers` raises plain Exception
         return f"one cannot be read ({error})"
     size, other_size = pieces.vocab_size(), max(other.get_vocab(with_added_tokens=True).values()) + 1

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from data_pipeline.atomic_file import write_atomic
+from data_pipeline.atomic_file import write_together
 from data_pipeline.errors import DataError
 from data_pipeline.progress import Progress, silent
 from data_pipeline.tokenizers.sentencepiece_training import DEFAULT_MAX_BYTES, Trained, read_sample
@@ -50,9 +50,11 @@ def train_byte_bpe(
             f"a vocabulary of {vocab_size} is too large for this text ({sample.bytes:,} bytes); the allowed range is "
             f"{_SMALLEST} to {tokenizer.get_vocab_size()}: lower --vocab-size or give more text"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomic(out / HUGGING_FACE_FILE, tokenizer.to_str(pretty=True).encode())
-    write_atomic(out / KEEPSTEP_FILE, json.dumps({"end_of_document": END_OF_DOCUMENT}).encode() + b"\n")
     config = {"eos_token": END_OF_DOCUMENT, "tokenizer_class": "PreTrainedTokenizerFast"}
-    write_atomic(out / "tokenizer_config.json", json.dumps(config).encode() + b"\n")
+    files = {
+        HUGGING_FACE_FILE: tokenizer.to_str(pretty=True).encode(),
+        KEEPSTEP_FILE: json.dumps({"end_of_document": END_OF_DOCUMENT}).encode() + b"\n",
+        "tokenizer_config.json": json.dumps(config).encode() + b"\n",
+    }
+    write_together(out, files)
     return Trained(out / HUGGING_FACE_FILE, vocab_size, len(sample.sentences), sample.bytes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from data_pipeline.atomic_file import write_atomic
+from data_pipeline.atomic_file import write_together
 from data_pipeline.errors import DataError
 from data_pipeline.progress import Advance, Progress, silent
 from data_pipeline.sources.files import InputFile, Part
@@ -84,8 +84,7 @@ def train_sentencepiece(
             )
     except RuntimeError as error:
         raise DataError(_explain(str(error), vocab_size, sample)) from None
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomic(out / SENTENCEPIECE_FILE, model.getvalue())
+    write_together(out, {SENTENCEPIECE_FILE: model.getvalue()})
     return Trained(out / SENTENCEPIECE_FILE, vocab_size, len(sample.sentences), sample.bytes)
 
 

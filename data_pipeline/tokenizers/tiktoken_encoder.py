@@ -6,13 +6,15 @@ give the same ids. This is strong evidence, not a proof for all texts. Therefore
 by both, and a batch that differs is encoded by Hugging Face.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from data_pipeline.untrusted import parse_json, read_file
 
 GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
+T = TypeVar("T")
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
 _PROBES = (
@@ -35,23 +37,43 @@ def tiktoken_encoder(file: Path, encode: Encode) -> Encode | None:
         import tiktoken
     except ImportError:
         return None
-    content = json.loads(file.read_text(encoding="utf-8"))
-    pattern, ranks = _split_pattern(content), _mergeable_ranks(content)
-    if pattern is None or ranks is None:
+    try:
+        content = parse_json(read_file(file))
+        pattern, ranks = _split_pattern(content), _mergeable_ranks(content)
+        if pattern is None or ranks is None:
+            return None
+    except (ValueError, KeyError, TypeError, AttributeError):  # members that only Hugging Face's library can read
         return None
-    encoding = tiktoken.Encoding(file.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    encoding = _or_none(lambda: tiktoken.Encoding(file.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={}))
+    if encoding is None:
+        return None
+
+    def try_batch(texts: Sequence[str]) -> list[list[int]] | None:
+        return _or_none(lambda: [encoding.encode_ordinary(text) for text in texts])
+
     words = [token.decode(errors="ignore") for token in ranks]
     probes = [*_PROBES, *words, *(f" {word}x" for word in words)]
-    if [encoding.encode_ordinary(text) for text in probes] != encode(probes):
+    if try_batch(probes) != encode(probes):
         return None
 
     def encode_batch(texts: Sequence[str]) -> list[list[int]]:
-        ids = [encoding.encode_ordinary(text) for text in texts]
-        if texts and encode(texts[:1]) != ids[:1]:
+        ids = try_batch(texts)
+        if ids is None or (texts and encode(texts[:1]) != ids[:1]):
             return encode(texts)
         return ids
 
     return encode_batch
+
+
+def _or_none(call: Callable[[], T]) -> T | None:
+    """The result of a call of tiktoken; None if it fails. A pattern or ids that it cannot use may make it panic, which
+    is no Exception."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        return None
 
 
 def _split_pattern(content: dict[str, Any]) -> str | None:
@@ -86,6 +108,8 @@ def _mergeable_ranks(content: dict[str, Any]) -> dict[bytes, int] | None:
     merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
     ids = [vocabulary.get("".join(merge), -1) for merge in merges]
     single = {token for token in vocabulary if len(token) == 1}
+    if len(set(vocabulary.values())) != len(vocabulary):
+        return None
     if ids != sorted(set(ids)) or -1 in ids or len(single) != 256 or len(single) + len(ids) != len(vocabulary):
         return None
     return {bytes(byte_of[letter] for letter in token): number for token, number in vocabulary.items()}

@@ -8,6 +8,7 @@ other files, `keepstep.json` beside the file states them as `pattern` and `end_o
 import base64
 import binascii
 import json
+import os
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,7 @@ from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.tokenizers.tiktoken_encoder import GPT2_PATTERN, letter_of_byte
+from data_pipeline.untrusted import open_file, read_file
 
 SUFFIX = ".tiktoken"
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\s*\n")
@@ -55,7 +57,7 @@ _FAMILIES = (
 
 def is_tiktoken(file: Path) -> bool:
     """Whether the file has the format of tiktoken, whatever its name."""
-    with file.open("rb") as opened:
+    with os.fdopen(open_file(file), "rb") as opened:
         return _LINE.match(opened.read(512)) is not None
 
 
@@ -84,7 +86,7 @@ def convert_tiktoken(file: Path, stated: dict[str, Any]) -> tuple[str, str]:
 def _read_ranks(file: Path) -> dict[bytes, int]:
     """Bytes of each token -> rank, in order of rank."""
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_file(file).splitlines(), 1):
         if not line.strip():
             continue
         try:

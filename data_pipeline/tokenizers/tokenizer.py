@@ -10,18 +10,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import xxhash
 
 from data_pipeline.errors import DataError
 from data_pipeline.tokenizers.tiktoken_encoder import Encode, tiktoken_encoder
 from data_pipeline.tokenizers.tiktoken_file import SUFFIX, convert_tiktoken, is_tiktoken
+from data_pipeline.untrusted import in_one_line, parse_json, read_file
 
 SENTENCEPIECE_FILE = "tokenizer.model"
 HUGGING_FACE_FILE = "tokenizer.json"
 KEEPSTEP_FILE = "keepstep.json"
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+TOKENIZER_FILES = (SENTENCEPIECE_FILE, HUGGING_FACE_FILE, KEEPSTEP_FILE, *COMPANIONS)
+"""Names of the files that a data set stores as its tokenizer."""
 
 _SPACE = "\u2581"  # SentencePiece's mark for a space; it decodes this character to a space
 
@@ -50,6 +53,10 @@ class Tokenizer(Protocol):
         """The text of the ids."""
         ...
 
+    def normalize(self, text: str) -> str:
+        """The text as the model gets it: what the normalizer changes is meant to be lost."""
+        ...
+
 
 class SentencePieceTokenizer:
     """A SentencePiece model. Lossless: U+2581 in a text, SentencePiece's mark for a space, is encoded as bytes."""
@@ -60,9 +67,11 @@ class SentencePieceTokenizer:
         from sentencepiece import SentencePieceProcessor
 
         try:
-            self._processor = SentencePieceProcessor(model_file=str(file))
-        except (RuntimeError, OSError) as error:
-            raise DataError(f"{file} is not a SentencePiece model: {error}") from None
+            self._processor = SentencePieceProcessor(model_proto=read_file(file))
+            for number in range(self._processor.vocab_size()):
+                self._processor.id_to_piece(number)  # a damaged file may have pieces that are not UTF-8
+        except (RuntimeError, OSError, ValueError, IndexError) as error:
+            raise DataError(f"{file} is not a SentencePiece model: {in_one_line(error)}") from None
         self.vocab_size = self._processor.vocab_size()
         if end_of_document is None:
             self.end_of_document = self._processor.eos_id()
@@ -100,6 +109,10 @@ class SentencePieceTokenizer:
         """The text of the ids; control tokens give no text."""
         return self._processor.decode([int(i) for i in ids])
 
+    def normalize(self, text: str) -> str:
+        """The text as the model gets it."""
+        return self._processor.normalize(text)
+
 
 class HuggingFaceTokenizer:
     """A `tokenizer.json` of the `tokenizers` library. Batches are encoded by tiktoken if it gives the same ids."""
@@ -109,16 +122,20 @@ class HuggingFaceTokenizer:
         import tokenizers
 
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception
-            raise DataError(f"{file} is not a Hugging Face tokenizer: {error}") from None
+            self._tokenizer = tokenizers.Tokenizer.from_str(read_file(file).decode())
+            self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain Exception, and panics, which are no Exception
+            raise DataError(f"{file} is not a Hugging Face tokenizer: {in_one_line(error)}") from None
         self._file = file
         self._tiktoken: Encode | None = None
         self._tried_tiktoken = False
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # encodes "<|endoftext|>" in a document as text
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        if self._tokenizer.decoder is None and "ByteLevel" in str(self._tokenizer.pre_tokenizer):
+            self._tokenizer.decoder = tokenizers.decoders.ByteLevel()  # some files leave it out
         self.end_of_document: int = self._control_id(end_of_document, "end")
         begin = beginning_of_document
         self.beginning_of_document: int | None = None if begin is None else self._control_id(begin, "beginning")
@@ -162,6 +179,11 @@ class HuggingFaceTokenizer:
         """The text of the ids, special tokens included."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def normalize(self, text: str) -> str:
+        """The text as the model gets it."""
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
 
 def load_tokenizer(
     path: str | Path, end_of_document: str | None = None, beginning_of_document: str | None = None
@@ -192,6 +214,8 @@ def load_tokenizer(
 
 def _tokenizer_file(path: Path) -> Path:
     """The tokenizer's file: `path`, or the first of those known in the folder `path`. DataError if there is none."""
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise DataError(f"{path} is a FIFO, a socket or a device; name the folder or the file of a tokenizer")
     names = (SENTENCEPIECE_FILE, HUGGING_FACE_FILE, *sorted(found.name for found in path.glob(f"*{SUFFIX}")))
     found = [path] if path.is_file() else [path / name for name in names if (path / name).is_file()]
     if not found:
@@ -210,15 +234,24 @@ def _stated(folder: Path, end_of_document: str | None, beginning_of_document: st
     stated |= {name: token for name, token in given.items() if token is not None}
     for companion in COMPANIONS[:2]:
         if not stated.get("end_of_document") and (token := _read_json(folder / companion).get("eos_token")):
-            stated["end_of_document"] = token if isinstance(token, str) else token["content"]
+            stated["end_of_document"] = cast(dict[str, Any], token).get("content") if isinstance(token, dict) else token
+    for name in ("end_of_document", "beginning_of_document", "pattern"):
+        if stated.get(name) is not None and not isinstance(stated[name], str):
+            raise DataError(f"the tokenizer in {folder} states {name} {str(stated[name])[:100]!r}, which is no text")
     return stated
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """The object in a file; empty if there is no file. DataError if it is anything else."""
+    if not file.is_file():
         return {}
+    try:
+        content = parse_json(read_file(file))
+        if not isinstance(content, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {in_one_line(error)}; fetch the tokenizer again") from None
+    return cast(dict[str, Any], content)
 
 
 def tokenizer_files(
@@ -231,14 +264,14 @@ def tokenizer_files(
     has_both = path.is_dir() and all(other.is_file() for other in both)
     stated = _stated(file.parent, end_of_document, beginning_of_document)
     companions = [file.parent / name for name in COMPANIONS if (file.parent / name).is_file()]
-    files = {found.name: found.read_bytes() for found in companions}
+    files = {found.name: read_file(found) for found in companions}
     if is_tiktoken(file):
         content, stated["end_of_document"] = convert_tiktoken(file, stated)
         files[HUGGING_FACE_FILE] = content.encode()
     elif has_both:
-        files |= {other.name: other.read_bytes() for other in both}
+        files |= {other.name: read_file(other) for other in both}
     else:
-        files[SENTENCEPIECE_FILE if file.suffix == ".model" else HUGGING_FACE_FILE] = file.read_bytes()
+        files[SENTENCEPIECE_FILE if file.suffix == ".model" else HUGGING_FACE_FILE] = read_file(file)
     named = ("end_of_document", "beginning_of_document")
     if control := {name: stated[name] for name in named if stated.get(name) is not None}:
         files[KEEPSTEP_FILE] = json.dumps(control).encode() + b"\n"

@@ -11,6 +11,7 @@ from launch.data.packing import add_packing, open_workers, packing_options
 from launch.data.reading import add_reading, read_options
 from launch.data.report import print_built
 from launch.numbers import number, whole
+from launch.output import output_to
 from launch.terminal import add_json_option, print_json, progress
 
 if TYPE_CHECKING:
@@ -110,19 +111,20 @@ def run(options: argparse.Namespace) -> int:
     with open_workers(options.workers) as pool:
         if pool is None:  # an MPI rank whose work is done
             return 0
-        manifest = build_dataset(
-            options.inputs,
-            options.out,
-            options.tokenizer,
-            build_options(options),
-            end_of_document=options.end_of_document,
-            beginning_of_document=options.beginning_of_document,
-            validation=options.validation,
-            allow_unusable=options.allow_unusable,
-            pool=pool,
-            share=share,
-            progress=progress,
-        )
+        with output_to(options.out, "the same command continues the build"):
+            manifest = build_dataset(
+                options.inputs,
+                options.out,
+                options.tokenizer,
+                build_options(options),
+                end_of_document=options.end_of_document,
+                beginning_of_document=options.beginning_of_document,
+                validation=options.validation,
+                allow_unusable=options.allow_unusable,
+                pool=pool,
+                share=share,
+                progress=progress,
+            )
     seconds = time.monotonic() - started
     if manifest is not None:
         print_built(str(options.out), manifest, seconds, options.json)

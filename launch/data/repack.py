@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launch.data.packing import add_packing, open_workers, packing_options
 from launch.data.report import print_built
+from launch.output import output_to
 from launch.terminal import add_json_option, progress
 
 
@@ -28,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
         if pool is None:  # an MPI rank whose work is done
             return 0
         packing = BuildOptions(**packing_options(options))
-        manifest = repack_dataset(options.dataset, options.out, packing, pool, progress)
+        with output_to(options.out, "the same command continues"):
+            manifest = repack_dataset(options.dataset, options.out, packing, pool, progress)
     print_built(str(options.out), manifest, time.monotonic() - started, options.json)
     return 0

@@ -15,6 +15,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def open_run(path: Path) -> tuple["Recipe", list[dict[str, Any]]]:
     """Return the recipe, and the states of all ranks in the newest checkpoint, or none if there is no checkpoint."""
+    from data_pipeline.stream.saved_state import check_states
     from train.checkpoint.format.verify import read_manifest
     from train.checkpoint.stores.open import open_root
     from train.config_file import load_recipe
@@ -28,4 +29,7 @@ def open_run(path: Path) -> tuple["Recipe", list[dict[str, Any]]]:
     if not (steps := root.steps()):
         return recipe, []
     manifest, _ = read_manifest(root.folder(steps[-1]))
+    if "imported" in manifest.extra:  # it has no state of the data
+        return recipe, []
+    check_states(manifest.rank_states)
     return recipe, manifest.rank_states

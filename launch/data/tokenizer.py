@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launch.data.reading import add_reading, read_options
 from launch.numbers import whole
+from launch.output import output_to
 from launch.terminal import add_json_option, duration, print_json, progress, size
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         kind = "byte-level BPE" if options.kind == "byte-bpe" else "SentencePiece"
         print(f"training a {kind} tokenizer with {options.vocab_size:,} tokens ...", flush=True)
-    trained = _train(options)
+    with output_to(options.out, "no file of the tokenizer was written"):
+        trained = _train(options)
     seconds = time.monotonic() - started
     if options.json:
         print_json({**asdict(trained), "file": str(trained.file), "seconds": seconds})

@@ -27,6 +27,8 @@ class Faults:
     """Number of answers that will have one wrong bit."""
     only: str = ".shard"
     """Faults affect only paths that contain this."""
+    authorization: str = ""
+    """The header `Authorization` that each request must have; empty: none."""
     requests: list[str] = field(default_factory=list)
     """Path and range of each request."""
     parallel: int = 0
@@ -71,6 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(faults.delay_seconds)
         if faults.together is not None:
             faults.together.wait(timeout=600)
+        if faults.authorization not in ("", self.headers.get("Authorization")):
+            return self._head(401, 0)
         if affected and faults.take("errors"):
             return self._head(503, 0)
         if not path.is_file():

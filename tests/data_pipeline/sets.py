@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from data_pipeline.build.prepare import BuildOptions, build_dataset
 from data_pipeline.build.workers import Pool
 from data_pipeline.config import DataConfig
 from data_pipeline.progress import Advance
-from data_pipeline.shards.manifest import Manifest
+from data_pipeline.shards.manifest import NAME, Manifest, Shard, Split
+from data_pipeline.shards.manifest_file import checksum_of
 
 WORDS = re.findall(r"\w+", "the cat sat on a mat and saw how many dogs run in rain while birds sing of spring")
 
@@ -52,6 +53,33 @@ def config(*folders: Path | str, **fields: Any) -> DataConfig:
 def tree(folder: Path) -> dict[str, bytes]:
     """The content of all files below a folder, by path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Changes a data set's manifest and computes its hashes again, as someone who forges it would."""
+    content = json.loads((folder / NAME).read_bytes())
+    edit(content)
+    if isinstance(content["splits"], dict):
+        members = {name: value for name, value in content.items() if name not in ("format", "version", "fingerprint")}
+        members.pop("xxh3", None)
+        members["splits"] = {
+            "validation" if name == "held_out" else name: Split(
+                **{**split, "shards": [Shard(**shard) for shard in split["shards"]]}
+            )
+            for name, split in content["splits"].items()
+        }
+        members.pop("extra", None)
+        content["fingerprint"] = Manifest(**members).fingerprint
+    if content.pop("xxh3", None) is not None:
+        content["xxh3"] = checksum_of(content)
+    (folder / NAME).write_text(json.dumps(content))
+
+
+def make_version_1(content: dict[str, Any]) -> None:
+    """Removes from a manifest what the first versions did not have."""
+    for name in ("hashes", "validation_below", "files_xxh3", "xxh3"):
+        del content[name]
+    content["version"] = 1
 
 
 class Recorder:

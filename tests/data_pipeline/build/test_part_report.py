@@ -9,6 +9,7 @@ from data_pipeline.build.prepare import build_dataset
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest
 from data_pipeline.sources.records import ReadOptions
+from tests.data_pipeline.tokenizers.test_loss import train_characters
 from tests.data_pipeline.tokenizers.test_tokenizer import train_word_level
 
 GOOD = json.dumps({"text": "the cat sat on a mat"}) + "\n"
@@ -78,3 +79,12 @@ def test_unknown_tokens_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFix
         manifest = build(tmp_path, tokenizer, tmp_path / "a.jsonl")
     assert manifest.counts["unknown tokens"] == 1
     assert "1 of 11 tokens are the unknown token" in caplog.text
+
+
+def test_characters_without_a_token_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = train_characters(tmp_path / "characters")
+    (tmp_path / "a.jsonl").write_text(GOOD + json.dumps({"text": "the cat\u00e9 sa\u00e9 \u4e2d"}) + "\n")
+    with caplog.at_level(logging.WARNING):
+        manifest = build(tmp_path, tokenizer, tmp_path / "a.jsonl")
+    assert manifest.counts["lost characters"] == 3
+    assert "the tokenizer has no token for 3 characters, and they are lost" in caplog.text

@@ -15,7 +15,8 @@ from data_pipeline.build.options import BuildOptions
 from data_pipeline.build.prepare import build_dataset
 from data_pipeline.build.workers import Pool
 from data_pipeline.errors import DataError
-from data_pipeline.shards.manifest import FILES, NAME, TRAIN, VALIDATION, Manifest, parse_manifest
+from data_pipeline.shards.manifest import FILES, NAME, TRAIN, VALIDATION, Manifest
+from data_pipeline.shards.manifest_file import parse_manifest
 from data_pipeline.sources.records import ReadOptions
 from data_pipeline.tokenizers.tokenizer import load_tokenizer
 from tests.data_pipeline.conftest import Built

@@ -11,7 +11,8 @@ from data_pipeline.build.prepare import build_dataset
 from data_pipeline.build.tokenizing import TokenizeOptions, make_filters, run_task
 from data_pipeline.errors import DataError
 from data_pipeline.shards.dataset import DataSet
-from data_pipeline.shards.manifest import Manifest, write_manifest
+from data_pipeline.shards.manifest import Manifest
+from data_pipeline.shards.manifest_file import write_manifest
 from data_pipeline.sources.files import Part, check_unchanged, local_file
 from data_pipeline.sources.records import ReadOptions
 from tests.data_pipeline.sets import documents, write_jsonl

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.manifest import NAME, SPLITS, parse_manifest
+from data_pipeline.shards.manifest import NAME, SPLITS
+from data_pipeline.shards.manifest_file import parse_manifest
 from tests.data_pipeline.conftest import Built
 
 
@@ -27,7 +28,7 @@ def test_the_fingerprint_depends_on_rows_and_tokenizer_and_not_on_paths(built: B
 def test_a_changed_manifest_is_refused(built: Built) -> None:
     content = json.loads((built.path / NAME).read_bytes())
     content["splits"]["train"]["shards"][0]["rows"] += 1
-    with pytest.raises(DataError, match=r"set/manifest.json is damaged: it states the fingerprint"):
+    with pytest.raises(DataError, match=r"set/manifest.json is damaged: it states the checksum"):
         parse_manifest(json.dumps(content).encode(), "set")
 
 
@@ -39,7 +40,7 @@ def test_another_file_is_refused(data: bytes) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"format keepstep-data version 99; this Keepstep reads keepstep-data version 1"
+        DataError, match=r"format 'keepstep-data' version 99; this Keepstep reads keepstep-data version 1 and 2"
     ):
         parse_manifest(b'{"format": "keepstep-data", "version": 99}', "set")
 

@@ -40,7 +40,7 @@ def test_a_written_shard_is_read_back(tmp_path: Path, token_bytes: int, compress
     data = (tmp_path / "one.shard").read_bytes()
     assert read_header(data, "one") == shape
     assert index_checksum(header(shape), data[-shape.index_bytes :]) == checksum
-    index = read_index(data[-shape.index_bytes :], shape)
+    index = read_index(data[-shape.index_bytes :], shape, len(data), "one")
     assert index.data_offsets[0] == HEADER_BYTES
     for number, block in enumerate(blocks):
         begin, end = index.data_offsets[number : number + 2].tolist()

@@ -1,4 +1,3 @@
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +8,11 @@ import pytest
 from data_pipeline.errors import DataError
 from data_pipeline.shards.cache import BlockCache
 from data_pipeline.shards.dataset import DataSet
-from data_pipeline.shards.manifest import write_manifest
+from data_pipeline.shards.manifest_file import write_manifest
 from data_pipeline.shards.rows_reader import RowReader
 from data_pipeline.shards.shard_file import ShardShape, decode_rows, problem_of_rows
 from tests.data_pipeline.conftest import Built
+from tests.data_pipeline.sets import edit_manifest, make_version_1
 
 
 def read_all(folder: Path) -> None:
@@ -54,9 +54,7 @@ def test_a_block_of_another_size_is_refused(compression: str) -> None:
 
 def test_an_old_manifest_has_no_hashes(built: Built, tmp_path: Path) -> None:
     shutil.copytree(built.path, tmp_path / "set")
-    content = json.loads((tmp_path / "set" / "manifest.json").read_bytes())
-    del content["hashes"], content["validation_below"]
-    (tmp_path / "set" / "manifest.json").write_text(json.dumps(content))
+    edit_manifest(tmp_path / "set", make_version_1)
     manifest = DataSet(str(tmp_path / "set")).manifest
     assert (manifest.hashes, manifest.validation_below) == ({}, None)
     assert manifest.fingerprint == built.manifest.fingerprint

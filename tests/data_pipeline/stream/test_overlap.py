@@ -1,13 +1,11 @@
-import json
 import logging
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.manifest import NAME
 from data_pipeline.stream.stream import open_stream
-from tests.data_pipeline.sets import build, config, documents
+from tests.data_pipeline.sets import build, config, documents, edit_manifest, make_version_1
 
 TEXTS = documents(200)
 
@@ -55,9 +53,7 @@ def test_data_sets_of_earlier_versions_are_read_with_a_warning(
 ) -> None:
     for name, share in (("a", 0.2), ("b", 0.1)):
         build(tmp_path / name, TEXTS, tokenizer, validation_share=share)
-    manifest = json.loads((tmp_path / "b" / NAME).read_bytes())
-    del manifest["hashes"], manifest["validation_below"]
-    (tmp_path / "b" / NAME).write_text(json.dumps(manifest))
+    edit_manifest(tmp_path / "b", make_version_1)
     with caplog.at_level(logging.WARNING):
         open_both(tmp_path / "a", tmp_path / "b")
     assert "cannot check whether validation documents of data.sources[0]" in caplog.text
