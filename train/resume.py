@@ -7,6 +7,7 @@ from data_pipeline.stream.stream import Stream
 from parallel.engine import Engine
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.saved_state import SavedProgress
+from train.export.carried_tokenizer import check_tokenizer
 from train.records.events import EventLog
 
 log = logging.getLogger(__name__)
@@ -22,8 +23,10 @@ def resume(checkpoints: CheckpointManager, engine: Engine, stream: Stream, recor
         return None
     engine.refresh_working_weights()
     progress = loaded.progress
-    if "imported" not in progress.extra:  # an imported checkpoint has no state of the data: they begin at its step
+    if "imported" not in progress.extra:
         stream.restore(loaded.rank_states)
+    elif wanted := progress.extra["imported"].get("tokenizer"):  # it has no state of the data: they begin at its step
+        check_tokenizer(wanted, stream.tokenizer_dir, loaded.path)
     seconds = time.perf_counter() - started
     log.info("resumed from step %d (%d tokens) in %.1f s", progress.step, progress.tokens, seconds)
     record("resumed", step=progress.step, tokens=progress.tokens, took_seconds=round(seconds, 3))

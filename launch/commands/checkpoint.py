@@ -116,7 +116,11 @@ def _row(facts: dict[str, Any]) -> list[str]:
 
 
 def _local(saved_at: str) -> str:
-    return local_time(datetime.fromisoformat(saved_at).timestamp())
+    """The time in the local zone; the text itself, shortened, if it is no time."""
+    try:
+        return local_time(datetime.fromisoformat(saved_at).timestamp())
+    except (ValueError, OverflowError, OSError):
+        return repr(saved_at[:40])
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -151,7 +155,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _shortened(value: Any) -> str:
-    text = str(value)
+    text = str(value) if str(value).isprintable() else repr(value)  # no control character reaches the terminal
     return text if len(text) <= 100 else f"{text[:100]} ... (--json shows all)"
 
 

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from launch.output import output_to
 from launch.terminal import add_json_option, print_json, progress
 from train.exit_codes import FAILED, FINISHED
 from train.health.stop import abort_on_signals
@@ -34,7 +35,8 @@ def _export(options: argparse.Namespace) -> int:
     from train.export.trained_model import open_trained
 
     stages = progress(f"exporting {options.run}", 2 + options.check, "stages")  # load, write, check
-    with stages as advance, open_trained(options.run) as trained:
+    writing = output_to(options.out, "nothing was left there")
+    with writing, stages as advance, open_trained(options.run) as trained:
         advance(1)
         texts = export(trained, options.out)
         advance(1)

@@ -83,5 +83,5 @@ class _CountedFolder:
         self._folder.read_into(name, start, out)
         self._advance(len(out))
 
-    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+    def write(self, name: str, parts: Iterable[memoryview | bytes | bytearray]) -> None:
         self._folder.write(name, parts)

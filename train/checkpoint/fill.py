@@ -7,15 +7,24 @@ from train.checkpoint.group import Group
 from train.checkpoint.saved_state import Loaded, LoadRequest, SavedProgress
 from train.checkpoint.shard_reader import ShardReader
 from train.checkpoint.stores.protocol import Folder
+from train.errors import CheckpointError
 
 
 def fill(folder: Folder, group: Group, manifest: Manifest, request: LoadRequest) -> Loaded:
     """Read this rank's parts into the tensors of the request. Collective.
 
-    Each rank plans its reads alone; the ranks only share their errors."""
+    Each rank plans its reads alone; the ranks only share their errors. DamagedError leaves the tensors half filled, so
+    the caller fills them from another checkpoint or ends the run. CheckpointError if this checkpoint lacks tensors that
+    a failed fill has changed."""
     reader = ShardReader(folder, manifest, group.alive)
 
     def read() -> None:
+        if mixed := request.touched - manifest.state_names:
+            raise CheckpointError(
+                f"a load that failed has changed {min(mixed)}, which the checkpoint of step {manifest.step} does not "
+                "have; run the same command again: the damaged checkpoint is in quarantine now"
+            )
+        request.touched.update(request.state.keys() & manifest.state_names)
         planner = _planner(reader, request)
         reader.read_data(planner.create_local_plan(), planner)
 

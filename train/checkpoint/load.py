@@ -6,9 +6,9 @@ is a folder with nothing but damaged checkpoints: a run never restarts from step
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from parallel.engine import CheckpointTensor
 from train.checkpoint.format.dtypes import DTYPE_NAMES
@@ -18,7 +18,10 @@ from train.checkpoint.group import Group
 from train.checkpoint.saved_state import Loaded, LoadRequest
 from train.checkpoint.stores.protocol import Root
 from train.errors import CheckpointError
+from train.model.config import ModelConfig
+from train.optim.config import OptimConfig
 from train.run_folder import MAY_DIFFER
+from train.section import Section
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +29,34 @@ _OPTIONAL = "scaler."
 """Prefix of the state of fp16's loss scaling. Only fp16 runs have it, and a run may change its precision."""
 _SHOWN = 5
 """Names that an error message lists."""
+_LISTED = 20
+"""Checkpoints that an error message lists."""
 NOTED = "noted"
 """Section of an identity whose differences are reported and need no permission."""
+_OF_OURS, _OF_IMPORTED = {"model", "schedule", "data_weights"}, {"model"}
+"""Sections of an identity that every checkpoint has that we saved, or imported."""
 _NEW_SECTIONS = ("optimizer", "dropout", "seed", "batch_size", NOTED)
 """Sections that checkpoints of earlier versions lack. Where one is missing, nothing is known of it."""
+_SETTINGS: dict[str, type[Section]] = {"model": ModelConfig, "schedule": OptimConfig, "optimizer": OptimConfig}
+"""Where the settings of a section are declared, with their defaults."""
 
 
-def load_newest(
-    root: Root, group: Group, request: LoadRequest, load_local: Callable[[int], Loaded | None]
-) -> Loaded | None:
+class FastTier(Protocol):
+    """The fast tier, as far as a load needs it (`train.checkpoint.local_tier`, which imports DCP)."""
+
+    unusable: list[str]
+    """What the last load found and could not use, on any node. Equal on all ranks."""
+
+    def load(self, request: LoadRequest, at_least: int) -> Loaded | None:
+        """Fill the request from a checkpoint of this step or a later one; None if there is none. Collective."""
+        ...
+
+
+def load_newest(root: Root, group: Group, request: LoadRequest, tier: FastTier | None) -> Loaded | None:
     """Fill the request from the newest good checkpoint; see `CheckpointManager.load_newest`. Collective.
 
-    `load_local(step)` tries the fast tier, for a checkpoint of this step or a newer one."""
+    A fill that fails leaves mixed tensors. So this returns only after a fill that completed, or if there was nothing
+    to fill from on any tier."""
     skipped: dict[int, str] = {}
 
     def quarantine(step: int, error: DamagedError) -> None:
@@ -48,9 +67,11 @@ def load_newest(
 
     while True:
         newest = group.on_rank0(lambda: max(set(root.steps()) - set(skipped), default=0))
-        if (loaded := load_local(newest)) is not None:
+        if tier is not None and (loaded := tier.load(request, newest)) is not None:
             return loaded
         if (found := group.on_rank0(lambda: _newest(root, skipped, quarantine))) is None:
+            if tier is not None and tier.unusable:
+                raise nothing_left(tier.unusable)
             return None
 
         from train.checkpoint.fill import fill  # imports DCP, which takes half a second; a new run does not need it
@@ -79,11 +100,17 @@ def _newest(
             quarantine(step, error)
     damaged = list(skipped.values()) or root.quarantined()
     if damaged:
-        raise CheckpointError(
-            "no good checkpoint is left, and a run does not restart from step 0 by itself; to start over, remove the "
-            f"damaged checkpoints: {'; '.join(damaged)}"
-        )
+        raise nothing_left(damaged)
     return None
+
+
+def nothing_left(unusable: Sequence[str]) -> CheckpointError:
+    """The error if there are checkpoints, and none of them can be loaded."""
+    more = f"; and {len(unusable) - _LISTED} more" if len(unusable) > _LISTED else ""
+    return CheckpointError(
+        "no good checkpoint is left, and a run does not restart from step 0 by itself; to start over, remove the "
+        f"damaged checkpoints: {'; '.join(unusable[:_LISTED])}{more}"
+    )
 
 
 def _quarantine(root: Root, step: int) -> str:
@@ -101,7 +128,15 @@ def check_fits(group: Group, manifest: Manifest, request: LoadRequest) -> None:
 
 
 def check_identity(manifest: Manifest, request: LoadRequest) -> None:
-    """CheckpointError that lists the facts that differ, unless `request.allow` has their name or section."""
+    """CheckpointError that lists the facts that differ, unless `request.allow` has their name or section.
+
+    Sections that every checkpoint has must be there: without them, nothing would be compared."""
+    always = _OF_IMPORTED if "imported" in manifest.extra else _OF_OURS
+    if missing := sorted(always & request.identity.keys() - manifest.identity.keys()):
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} does not state its {' and '.join(missing)}, so it may belong to "
+            "any run; use a checkpoint that Keepstep saved"
+        )
     differing: dict[str, tuple[Any, Any]] = {}
     for name, (old, new) in _differences(manifest, request.identity).items():
         if name.startswith(f"{NOTED}."):
@@ -138,7 +173,8 @@ def _differences(manifest: Manifest, identity: Mapping[str, Any]) -> dict[str, t
         wanted["batch_size"] = identity["batch_size"]
     known.pop("weight_changes", None)
     changes = wanted.pop("weight_changes", [])
-    saved, current = flat(known), flat(wanted)
+    current = flat(wanted)
+    saved = _defaults(current) | flat(known)
     if "imported" in manifest.extra:  # under RoPE it leaves model.seq_len free
         current = {name: current.get(name) for name in saved}
     names = sorted(saved.keys() | current.keys())
@@ -150,10 +186,24 @@ def _differences(manifest: Manifest, identity: Mapping[str, Any]) -> dict[str, t
     return found
 
 
+def _defaults(current: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of settings in `current`: what a checkpoint means that an earlier version saved without them."""
+    defaults: dict[str, Any] = {}
+    for section, settings in _SETTINGS.items():
+        declared = settings.model_construct().model_dump(mode="json")  # fields without a default are left out
+        defaults |= {f"{section}.{name}": value for name, value in declared.items() if f"{section}.{name}" in current}
+    return defaults
+
+
 def _weights_in_use(manifest: Manifest) -> list[float] | None:
     """The weights of the sources that the last sample before the checkpoint was drawn with; None if not recorded."""
     history = manifest.rank_states[0].get("weights") if manifest.rank_states else None
-    return list(history[-1][1]) if history else None
+    try:
+        return list(history[-1][1]) if history else None
+    except (TypeError, LookupError):
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} states weights of its sources that are none; use another one"
+        ) from None
 
 
 def _planned_weights(manifest: Manifest, first: list[float], changes: list[Any]) -> list[float]:

@@ -8,24 +8,25 @@ the peer's copy is used.
 
 import hashlib
 import logging
+import shutil
+import socket
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.storage import WriteResult
-
 from train.checkpoint.fill import fill, needed_files
-from train.checkpoint.format.manifest import MANIFEST, DamagedError, Manifest, checksum, decode, encode, shard_name
+from train.checkpoint.format.manifest import MANIFEST, DamagedError, Description, Manifest, checksum, decode, shard_name
 from train.checkpoint.format.verify import find_fault, read_manifest
 from train.checkpoint.group import Group, attempt, results_of
 from train.checkpoint.load import check_fits
 from train.checkpoint.nodes import Nodes
 from train.checkpoint.save import Job
 from train.checkpoint.saved_state import Loaded, LoadRequest
-from train.checkpoint.shard_writer import ShardWriter, files_and_pieces
+from train.checkpoint.shard_writer import ShardWriter
 from train.checkpoint.stores.local import LocalFolder, LocalRoot
 from train.checkpoint.transfer import send_shard, swap_shards
+from train.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class LocalTier:
         path = node_dir / run_name(run)
         self._root = LocalRoot(path)
         self._nodes = Nodes(path, group)
+        self.unusable: list[str] = []
+        """What the last load found and could not use, on any node. Equal on all ranks."""
 
     def save(self, job: Job) -> int:
         """Write a job to this node and its peer; returns the bytes of its tensors, on rank 0. Collective."""
@@ -62,7 +65,7 @@ class LocalTier:
             attempts = results_of(group.gather_all(begun))
             folder = self._root.attempt_folder(attempts[self._nodes.leader])
             rank_states = group.gather(lambda: job.facts.rank_state)
-            writer = ShardWriter(folder, lambda *_: None, alive=group.alive)
+            writer = ShardWriter(folder, alive=group.alive)
             written = group.gather(partial(job.write, writer, group.rank))
             group.gather(partial(swap_shards, group, self._nodes, folder, folder.size(shard_name(group.rank))))
             encoded, size = group.on_rank0(lambda: _encoded_manifest(job, rank_states, written))
@@ -78,6 +81,8 @@ class LocalTier:
         if self._nodes.is_leader:
             for step in self._root.steps()[:-_KEPT]:
                 self._root.remove(step)
+            for damaged in self._root.quarantined():
+                shutil.rmtree(damaged, ignore_errors=True)
             self._root.sweep()
 
     def load(self, request: LoadRequest, at_least: int) -> Loaded | None:
@@ -92,13 +97,23 @@ class LocalTier:
             read = partial(self._read_manifest, step) if self._group.rank == source else lambda: b""
             encoded = results_of(self._group.gather_all(attempt(read)))[source]
             manifest = decode(encoded)
+            self._group.on_rank0(partial(_check_ours, manifest))
             check_fits(self._group, manifest, request)
             try:
                 self._group.gather(partial(self._fetch, step, manifest, encoded, holdings, request))
                 return fill(self._root.folder(step), self._group, manifest, request)
             except DamagedError as error:
                 self._discard(step, manifest, str(error), request)
+        self.unusable = self._remains()
         return None
+
+    def _remains(self) -> list[str]:
+        """All checkpoints that any node still has, incomplete and damaged ones. Collective."""
+        left: list[str] = []
+        if self._nodes.is_leader:
+            paths = [*(str(self._root.folder(step)) for step in self._root.steps()), *self._root.quarantined()]
+            left = [f"{path} on {socket.gethostname()}" for path in paths]
+        return sorted({path for paths in self._group.gather_all(left) for path in paths})
 
     def _leader_of_first_holder(self, holdings: list[Holding | None]) -> int:
         node = next(number for number, holding in enumerate(holdings) if holding is not None)
@@ -124,11 +139,11 @@ class LocalTier:
         return None
 
     def _holding(self, step: int) -> Holding | None:
-        """What this node has of a step; None if its manifest is damaged."""
+        """What this node has of a step; None if its manifest is damaged, or not one that this version reads."""
         folder = self._root.folder(step)
         try:
             manifest, encoded = read_manifest(folder)
-        except DamagedError as error:
+        except CheckpointError as error:
             log.warning("%s: %s", folder, error)
             return None
         shards = frozenset(file.name for file in manifest.files if _size(folder, file.name) == file.bytes)
@@ -151,7 +166,7 @@ class LocalTier:
                 folder.write(MANIFEST, [encoded])
 
     def _discard(self, step: int, manifest: Manifest, error: str, request: LoadRequest) -> None:
-        """Remove the damaged copies, or the whole step if no damaged copy is found. Collective."""
+        """Remove the damaged copies, or quarantine the step if no damaged copy is found. Collective."""
         folder = self._root.folder(step)
         removed: list[str] = []
         for file in manifest.files if self._nodes.is_leader else ():
@@ -159,20 +174,32 @@ class LocalTier:
                 (folder.path / file.name).unlink()
                 removed.append(f"{folder}: {fault}")
         faults = [fault for faults in self._group.gather_all(removed) for fault in faults]
-        if not faults and self._nodes.is_leader:
-            self._root.remove(step)
+        if not faults and self._nodes.is_leader and step in self._root.steps():
+            self._root.quarantine(step)
         for fault in faults or [error]:
             request.record("quarantined", step=step, error=fault, path=str(folder))
 
 
+def _check_ours(manifest: Manifest) -> None:
+    """CheckpointError unless a run wrote the checkpoint to this tier: imports go to the shared one."""
+    names = {shard_name(rank) for rank in range(len(manifest.files))}
+    if "imported" in manifest.extra or {file.name for file in manifest.files} != names:
+        raise CheckpointError(
+            f"the fast tier has a checkpoint of step {manifest.step} that no run of Keepstep saved there; remove it, "
+            "or set checkpoint.local_dir to another folder"
+        )
+
+
 def run_name(run: str) -> str:
-    """Name of a run's folder inside a node's folder, from the location of its shared checkpoints."""
-    return hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
+    """Name of a run's folder inside a node's folder, from the absolute location of its shared checkpoints.
+
+    A copy of a run in another place has another name, so it does not resume from the original's fast tier."""
+    location = run if "://" in run else str(Path(run).resolve())
+    return hashlib.blake2b(location.encode(), digest_size=8).hexdigest()
 
 
-def _encoded_manifest(job: Job, rank_states: list[Any], written: list[list[WriteResult]]) -> tuple[bytes, int]:
-    manifest = job.manifest(rank_states, *files_and_pieces(written))
-    return encode(manifest), manifest.tensor_bytes
+def _encoded_manifest(job: Job, rank_states: list[Any], written: list[Description]) -> tuple[bytearray, int]:
+    return job.manifest(rank_states, written), sum(shard.tensor_bytes for shard in written)
 
 
 def _size(folder: LocalFolder, name: str) -> int:

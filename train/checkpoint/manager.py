@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,7 @@ class CheckpointManager:
         self._saver: Saver | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: PendingSave | None = None
-        self._failures = 0
+        self._failures = {"shared": 0, "local": 0}
         self.saved_step: int | None = None
         """Step of the newest checkpoint known to be complete on the shared tier."""
         self._losses: dict[int, float | None] = {}
@@ -133,15 +132,23 @@ class CheckpointManager:
         state = plain_names(state)
         if not state:
             raise CheckpointError("the engine has no state to save")
+        saver = self._open_saver()
+        job = saver.stage(progress, state, rank_state)
+        saved = self._thread.submit(self._write, saver, job, local)
+        self._pending = PendingSave(progress.step, time.perf_counter() - began, saved, "local" if local else "shared")
+        if not self._config.background:
+            self.wait()
+
+    def prepare(self, state: Mapping[str, CheckpointTensor]) -> None:
+        """Allocate what the first save would allocate while the steps wait. Pinning takes seconds. Collective."""
+        self._open_saver().prepare(plain_names(state))
+
+    def _open_saver(self) -> "Saver":
         if self._saver is None:
             from train.checkpoint.save import Saver
 
             self._saver = Saver(self._group, self._about, self._config.background)
-        job = self._saver.stage(progress, state, rank_state)
-        saved = self._thread.submit(self._write, self._saver, job, local)
-        self._pending = PendingSave(progress.step, time.perf_counter() - began, saved, "local" if local else "shared")
-        if not self._config.background:
-            self.wait()
+        return self._saver
 
     def poll(self) -> None:
         """Record the outcome of the background save if it has ended. Cheap, not collective.
@@ -167,8 +174,7 @@ class CheckpointManager:
         belongs to another run (another identity or other tensors)."""
         self.wait()
         request = LoadRequest(plain_names(state), self._about.identity, self._allow, self._record)
-        load_local = partial(self._tier.load, request) if self._tier is not None else lambda _: None
-        loaded = load_newest(self._root, self._group, request, load_local)
+        loaded = load_newest(self._root, self._group, request, self._tier)
         self.saved_step = loaded.progress.step if loaded is not None and self._tier is None else None
         return loaded
 
@@ -216,17 +222,16 @@ class CheckpointManager:
         try:
             saved = pending.saved.result()
         except Exception as error:
-            in_a_row = self._failures + (pending.tier == "shared")
+            self._failures[pending.tier] += 1
+            in_a_row = self._failures[pending.tier]
             self._record("save_failed", step=pending.step, tier=pending.tier, error=str(error), in_a_row=in_a_row)
             log.error("the checkpoint of step %d failed (%s tier): %s", pending.step, pending.tier, error)
-            if pending.tier == "local":  # the shared tier may be fine, and its checkpoints are enough
-                return
-            self._failures = in_a_row
-            if self._failures >= self._config.max_failures:
-                failures = f"checkpoint.max_failures ({self._failures}) saves in a row failed"
+            # A full fast tier never ends a run: the shared tier may be fine, and its checkpoints are enough.
+            if pending.tier == "shared" and in_a_row >= self._config.max_failures:
+                failures = f"checkpoint.max_failures ({in_a_row}) saves in a row failed"
                 raise SavingFailedError(f"{failures}, the last at step {pending.step}: {error}") from error
             return
-        self._failures = 0
+        self._failures[pending.tier] = 0
         if saved.tier == "shared":
             self.saved_step = pending.step
         self._record("saved", step=pending.step, stall_seconds=pending.stall_seconds, **asdict(saved))

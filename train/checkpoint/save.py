@@ -13,16 +13,15 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
 
 from parallel.engine import CheckpointTensor
 from train.checkpoint.format.attachments import TOKENIZER, Attachment, attachment_of
-from train.checkpoint.format.manifest import Manifest, Piece, ShardFile, by_tensor, encode, shard_name
+from train.checkpoint.format.manifest import Description, Manifest, describe, join, shard_name
 from train.checkpoint.group import Group, Outcome, attempt, results_of
 from train.checkpoint.saved_state import About, SavedProgress
-from train.checkpoint.shard_writer import ShardWriter, piece_of
+from train.checkpoint.shard_writer import ShardWriter, files_and_pieces, piece_of
 from train.checkpoint.staging import Staging
 from train.checkpoint.stores.protocol import Folder, Root
 
@@ -47,22 +46,20 @@ class Job:
     staged: Outcome
     """This rank's tensors by the items' indices, or the error that staging raised."""
 
-    def write(self, writer: ShardWriter, rank: int, prefix: str = "") -> list[WriteResult]:
-        """Write this rank's shard. Raises the error of staging, if there was one."""
+    def write(self, writer: ShardWriter, rank: int, prefix: str = "") -> Description:
+        """Write this rank's shard; returns its part of the manifest. Raises the error of staging, if there was one."""
         (tensors,) = results_of([self.staged])
         plan = replace(self.plan, storage_data=prefix + shard_name(rank))
-        return writer.write_data(plan, _StagedTensors(tensors)).value()
+        written = writer.write_data(plan, _StagedTensors(tensors)).value()
+        (file,), pieces = files_and_pieces([written])
+        return describe(file, rank, pieces)
 
     def manifest(
-        self,
-        rank_states: list[Any],
-        files: list[ShardFile],
-        pieces: list[Piece],
-        attachments: Sequence[Attachment] = (),
-    ) -> Manifest:
-        """The manifest of the checkpoint, given what all ranks have written."""
+        self, rank_states: list[Any], shards: Sequence[Description], attachments: Sequence[Attachment] = ()
+    ) -> bytearray:
+        """The encoded manifest of the checkpoint, given what each rank has written, in order of rank."""
         about = self.facts.about
-        return Manifest(
+        facts = Manifest(
             step=self.progress.step,
             tokens=self.progress.tokens,
             validation_loss=self.progress.validation_loss,
@@ -72,11 +69,12 @@ class Job:
             rank_states=rank_states,
             versions={name: version(name) for name in ("keepstep", "torch", "safetensors")},
             saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            files=files,
-            pieces=by_tensor(pieces),
+            files=[],
+            pieces={},
             recipe=about.recipe,
             attachments=list(attachments),
         )
+        return join(facts, shards)
 
 
 class Saver:
@@ -99,13 +97,26 @@ class Saver:
         self, progress: SavedProgress, state: Mapping[str, CheckpointTensor], rank_state: Mapping[str, Any]
     ) -> Job:
         """Prepare a save. After a background saver returns, the state may change again. Collective."""
+        plan = self._planned(state)
+        staged = attempt(lambda: self._stage(plan))
+        return Job(progress, Facts(self._about, json.loads(json.dumps(rank_state))), plan, staged)
+
+    def prepare(self, state: Mapping[str, CheckpointTensor]) -> None:
+        """Plan the saves and allocate the memory for copies, so that the first save need not. Collective."""
+        plan = self._planned(state)
+        if self._staging is not None:
+            self._staging.prepare(self._tensors(plan))
+
+    def _planned(self, state: Mapping[str, CheckpointTensor]) -> SavePlan:
+        """What this rank writes, of the tensors as they are now. Collective at the first call."""
         self._planner.set_up_planner(dict(state), None, self._group.rank == 0)
         if self._plan is None:
             self._plan, self._names = self._make_plan(), state.keys()
         assert state.keys() == self._names, "an engine must show the same tensors at every save"
-        plan = self._plan
-        staged = attempt(lambda: self._stage(plan))
-        return Job(progress, Facts(self._about, json.loads(json.dumps(rank_state))), plan, staged)
+        return self._plan
+
+    def _tensors(self, plan: SavePlan) -> list[Tensor]:
+        return [_tensor(self._planner.resolve_data(item)) for item in plan.items]
 
     def _make_plan(self) -> SavePlan:
         """What this rank writes. Collective."""
@@ -115,7 +126,7 @@ class Saver:
 
     def _stage(self, plan: SavePlan) -> dict[MetadataIndex, Tensor]:
         """This rank's pieces, copied if saves run in the background."""
-        tensors = [_tensor(self._planner.resolve_data(item)) for item in plan.items]
+        tensors = self._tensors(plan)
         if self._staging is not None:
             tensors = self._staging.copy(tensors)
         return {item.index: tensor for item, tensor in zip(plan.items, tensors, strict=True)}
@@ -125,29 +136,28 @@ class Saver:
 
         On an error, the attempt is removed."""
         attempts: list[str] = []
-        sizes: list[int] = []
 
         def begin() -> str:
             attempts.append(root.begin(job.progress.step))
             return attempts[0]
 
-        def commit(files: list[ShardFile], pieces: list[Piece]) -> None:
+        def commit() -> None:
             attached = _attach(root.attempt_folder(name), root.prefix(name), job.facts.about.attachments)
-            manifest = job.manifest(rank_states, files, pieces, attached)
-            root.commit(name, job.progress.step, encode(manifest))
-            sizes.append(manifest.tensor_bytes)
+            root.commit(name, job.progress.step, job.manifest(rank_states, written, attached))
 
         try:
             name = self._group.on_rank0(begin)
-            writer = ShardWriter(root.attempt_folder(name), commit, alive=self._group.alive)
-            rank_states = self._group.gather(lambda: job.facts.rank_state)
-            written = self._group.gather(lambda: job.write(writer, self._group.rank, root.prefix(name)))
-            self._group.on_rank0(lambda: writer.finish(Metadata({}), written))
+            writer = ShardWriter(root.attempt_folder(name), alive=self._group.alive)
+            gathered = self._group.gather(
+                lambda: (job.facts.rank_state, job.write(writer, self._group.rank, root.prefix(name)))
+            )
+            rank_states, written = [state for state, _ in gathered], [shard for _, shard in gathered]
+            self._group.on_rank0(commit)
         except BaseException:
             for name in attempts:
                 root.abandon(name)
             raise
-        return sum(sizes)
+        return sum(shard.tensor_bytes for shard in written)
 
 
 def _attach(folder: Folder, prefix: str, contents: Mapping[str, bytes]) -> list[Attachment]:

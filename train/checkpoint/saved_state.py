@@ -54,6 +54,8 @@ class LoadRequest:
     """Names or sections of `identity` that may differ."""
     record: Callable[..., None]
     """Records an event on rank 0; does nothing on other ranks."""
+    touched: set[str] = field(default_factory=set[str])
+    """Names of the tensors that a fill has begun to overwrite. A fill that fails leaves them half old, half new."""
 
 
 def plain_names(state: Mapping[str, CheckpointTensor]) -> dict[str, CheckpointTensor]:

@@ -82,7 +82,7 @@ class ShardWriter(StorageWriter):
     def __init__(
         self,
         folder: Folder,
-        commit: Callable[[list[ShardFile], list[Piece]], None],
+        commit: Callable[[list[ShardFile], list[Piece]], object] = lambda _, __: None,
         prefix: str = "",
         alive: Callable[[], None] = lambda: None,
     ) -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.dataset import DataSet
+from data_pipeline.tokenizers.tokenizer import TOKENIZER_FILES
+from data_pipeline.untrusted import safe_path
 from train.checkpoint.format.manifest import Manifest
 from train.config_file import load_recipe
 from train.run_folder import run_of_checkpoint
@@ -16,16 +18,15 @@ def tokenizer_of_data_set(checkpoint: Path, manifest: Manifest, folder: Path) ->
     source = load_recipe(run_of_checkpoint(checkpoint).recipe).data.sources[0]
     dataset = DataSet(source.path, source.mirror)
     try:
-        _check_tokenizer(dataset, manifest)
-        for file in dataset.tokenizer_dir().iterdir():
-            if file.name in dataset.manifest.tokenizer:
-                (folder / file.name).write_bytes(file.read_bytes())
+        check_recorded(dataset, manifest)
+        for name, content in dataset.tokenizer_files().items():
+            safe_path(folder, name, TOKENIZER_FILES).write_bytes(content)
     finally:
         dataset.close()
     return folder
 
 
-def _check_tokenizer(dataset: DataSet, manifest: Manifest) -> None:
+def check_recorded(dataset: DataSet, manifest: Manifest) -> None:
     """DataError if the checkpoint records another tokenizer than the data set's. A later start may have changed it."""
     recorded = [source.get("tokenizer") for state in manifest.rank_states for source in state.get("sources", ())[:1]]
     if recorded and recorded[0] is not None and recorded[0] != dataset.manifest.tokenizer:

@@ -30,6 +30,7 @@ from transformers import (
 
 from train.errors import ConfigError
 from train.model.config import ModelConfig
+from train.model.feed_forward import feed_forward_class
 from train.model.foreign_names import GPT2, LLAMA
 
 Family = Literal["llama", "qwen3", "gpt2"]
@@ -67,12 +68,14 @@ def _write_rope_theta_for_version_4(file: Path) -> None:
 
 def family_of(config: ModelConfig) -> Family:
     """The architecture that computes the same function as the model. ConfigError if there is none."""
-    style = (config.positions, config.norm, config.activation)
-    if style == ("rope", "rmsnorm", "swiglu") and not config.qk_norm:
-        return "llama"
-    if style == ("rope", "rmsnorm", "swiglu") and not config.bias:
-        return "qwen3"
-    if style == ("learned", "layernorm", "gelu") and not config.qk_norm and config.kv_heads == config.n_heads:
+    style, feed_forward = (config.positions, config.norm), feed_forward_class(config)
+    if style == ("rope", "rmsnorm") and feed_forward.llama:
+        if not config.qk_norm:
+            return "llama"
+        if not config.bias:
+            return "qwen3"
+    is_gpt2 = style == ("learned", "layernorm") and feed_forward.gpt2
+    if is_gpt2 and not config.qk_norm and config.kv_heads == config.n_heads:
         return "gpt2"
     raise ConfigError(
         f"no Hugging Face architecture has positions={config.positions}, norm={config.norm}, "

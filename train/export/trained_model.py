@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from data_pipeline.errors import DataError
 from data_pipeline.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from data_pipeline.untrusted import safe_path
 from train.checkpoint.format.manifest import MANIFEST, Manifest
 from train.checkpoint.format.reader import Reader
 from train.checkpoint.format.verify import read_attachment, read_manifest
@@ -46,11 +47,9 @@ def open_trained(path: Path) -> Iterator[Trained]:
     """Yield the model of a checkpoint, or of the newest checkpoint of a run folder.
 
     CheckpointError if there is no checkpoint or if it cannot be read."""
-    checkpoint = newest_checkpoint(path)
-    manifest, _ = read_manifest(LocalFolder(checkpoint))
-    model = _load_model(checkpoint, manifest)
+    checkpoint, manifest, model = load_model(path)
     with TemporaryDirectory(prefix="keepstep-tokenizer-") as folder:
-        tokenizer_dir = _tokenizer_dir(checkpoint, manifest, Path(folder))
+        tokenizer_dir = tokenizer_dir_of(checkpoint, manifest, Path(folder))
         tokenizer = load_tokenizer(tokenizer_dir)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise CheckpointError(
@@ -58,6 +57,13 @@ def open_trained(path: Path) -> Iterator[Trained]:
                 f"({model.config.vocab_size}); it is not the tokenizer of the training"
             )
         yield Trained(model, manifest.step, tokenizer, tokenizer_dir)
+
+
+def load_model(path: Path) -> tuple[Path, Manifest, GPT]:
+    """A checkpoint's folder, its manifest and its model: fp32, on the CPU, in evaluation mode. See `open_trained`."""
+    checkpoint = newest_checkpoint(path)
+    manifest, _ = read_manifest(LocalFolder(checkpoint))
+    return checkpoint, manifest, _load_model(checkpoint, manifest)
 
 
 def newest_checkpoint(path: Path) -> Path:
@@ -74,6 +80,8 @@ def newest_checkpoint(path: Path) -> Path:
 
 def _load_model(checkpoint: Path, manifest: Manifest) -> GPT:
     config = _model_config(checkpoint, manifest)
+    if config.n_layers > len(manifest.pieces):  # before so many layers are built
+        raise CheckpointError(f"the checkpoint {checkpoint} states {config.n_layers} layers, more than it has tensors")
     try:
         reader = Reader(checkpoint)
         weights = {
@@ -121,12 +129,12 @@ def _model_config(checkpoint: Path, manifest: Manifest) -> ModelConfig:
         ) from None
 
 
-def _tokenizer_dir(checkpoint: Path, manifest: Manifest, folder: Path) -> Path:
+def tokenizer_dir_of(checkpoint: Path, manifest: Manifest, folder: Path) -> Path:
     """A folder with the tokenizer's files: those of the checkpoint, verified, or else those of the run's data set."""
     if manifest.attachments:
         for attachment in manifest.attachments:
             content = read_attachment(LocalFolder(checkpoint), attachment)
-            (folder / attachment.plain_name).write_bytes(content)
+            safe_path(folder, attachment.plain_name).write_bytes(content)
         return folder
     try:
         return tokenizer_of_data_set(checkpoint, manifest, folder)

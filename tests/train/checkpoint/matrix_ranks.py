@@ -131,7 +131,7 @@ def run_rank(rank: int, port: int, folder: Path, layout: str, sources: list[str]
     optim = OptimConfig(lr=1e-3)
     trainable = Trainable(
         build=lambda: GPT(MODEL),
-        initial_value=lambda name, shape: initial_value(name, shape, MODEL, seed=8 if sources else 7),
+        initial_value=lambda name, pairs: initial_value(name, pairs, MODEL, seed=8 if sources else 7),
         optimizer=lambda model: build_optimizer(model, optim),
     )
     engine = build_engine(config, runtime, trainable)

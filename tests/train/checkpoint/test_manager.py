@@ -189,6 +189,20 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_differences(tmp_path: P
     lenient.close()
 
 
+def test_a_setting_that_an_earlier_version_did_not_have_counts_as_its_default(tmp_path: Path) -> None:
+    manager = open_manager(tmp_path, identity={"model": {"d_model": 8}, "optimizer": {"eps": 1e-8}})
+    save(manager, 1)
+    manager.close()
+    default = {"model": {"d_model": 8, "qk_norm": False}, "optimizer": {"eps": 1e-8, "betas": [0.9, 0.95]}}
+    same = open_manager(tmp_path, identity=default)
+    assert same.load_newest(make_state(0)) is not None
+    same.close()
+    other = open_manager(tmp_path, identity={**default, "model": {"d_model": 8, "qk_norm": True}})
+    with pytest.raises(CheckpointError, match=r"another run: model.qk_norm: False in the checkpoint, True in this run"):
+        other.load_newest(make_state(0))
+    other.close()
+
+
 def test_other_tensors_are_refused_by_name(tmp_path: Path) -> None:
     manager = open_manager(tmp_path)
     save(manager, 1)

@@ -22,6 +22,7 @@ from parallel.fragments import FlatFragment
 from train.checkpoint.local_tier import run_name
 from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.config import CheckpointConfig
+from train.errors import CheckpointError
 
 RANKS, SHARE = 3, 50
 
@@ -55,7 +56,13 @@ def second_attempt(folder: Path, rank: int) -> None:
     events: list = []
     finder = manager(folder, rank, events)
     fresh = state(0, rank)
-    loaded = finder.load_newest(fresh)
+    try:
+        loaded = finder.load_newest(fresh)
+    except CheckpointError as error:
+        line = {"scenario": folder.name, "rank": rank, "error": str(error)}
+        os.write(sys.stdout.fileno(), (json.dumps(line) + "\n").encode())
+        finder.close()
+        return
     assert loaded is not None
     step = loaded.progress.step
     right = torch.equal(fresh["model.w"].flat, state(step, rank)["model.w"].flat) and fresh["model.b"] == step
@@ -106,7 +113,26 @@ def lose_a_shard(folder: Path) -> None:
                 path.unlink()
 
 
-SCENARIOS = {f.__name__: f for f in (nothing, lose_one, lose_two, damage, lose_a_shard)}
+def lose_too_much(folder: Path) -> None:
+    """Two nodes and the shared checkpoints are lost: what the third node has is not complete."""
+    lose_two(folder)
+    shutil.rmtree(folder / "shared")
+
+
+def damage_all(folder: Path) -> None:
+    """Both copies of the same shard are damaged in every step, and there is no shared checkpoint."""
+    shutil.rmtree(folder / "shared")
+    for rank in range(RANKS):
+        for step in (2, 3):
+            for path in shards(folder, rank, step):
+                if path.name == "shard-00002.safetensors":
+                    data = bytearray(path.read_bytes())
+                    data[-1] ^= 1
+                    path.write_bytes(data)
+
+
+ALL = (nothing, lose_one, lose_two, damage, lose_a_shard, lose_too_much, damage_all)
+SCENARIOS = {f.__name__: f for f in ALL}
 
 
 def fork_ranks(folder: Path, attempt: Callable[[Path, int], None]) -> None:

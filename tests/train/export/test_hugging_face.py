@@ -1,5 +1,6 @@
 """An exported folder computes the same function as the trained model."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from parallel.engines.initial import fill_model
 from train.errors import ConfigError
-from train.export.hugging_face import write_model
+from train.export.hugging_face import family_of, write_model
 from train.model.config import ModelConfig
 from train.model.gpt import GPT, initial_value
+from train.model.mlp import FeedForward
 
 SIZES: dict[str, Any] = {"vocab_size": 128, "seq_len": 32, "n_layers": 2, "n_heads": 4, "d_model": 32}
 LLAMA = ModelConfig(**SIZES, n_kv_heads=2)
@@ -24,10 +27,10 @@ def random_model(config: ModelConfig) -> GPT:
     """A model with larger initial weights and changed biases and gains, so that a swapped tensor changes the logits."""
     model = GPT(config)
     generator = torch.Generator().manual_seed(0)
+    fill_model(model, partial(initial_value, config=config, seed=1))
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(5 * initial_value(name, parameter.shape, config, seed=1))
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        for parameter in model.parameters():
+            parameter.mul_(5).add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
 
 
@@ -49,3 +52,13 @@ def test_a_model_that_no_architecture_fits_is_refused() -> None:
     config = ModelConfig(**SIZES, norm="layernorm")
     with pytest.raises(ConfigError, match="no Hugging Face architecture has positions=rope, norm=layernorm"):
         write_model({}, config, vocab_size=100, end_of_document=2, folder=Path("unused"))
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN3, GPT2])
+def test_a_block_that_states_no_names_is_refused(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(FeedForward):
+        """A new block in the place of the present one. No architecture has it."""
+
+    monkeypatch.setattr("train.export.hugging_face.feed_forward_class", lambda _: Other)
+    with pytest.raises(ConfigError, match="no Hugging Face architecture has"):
+        family_of(config)

@@ -11,13 +11,15 @@ from typing import Any
 
 import xxhash
 
+from data_pipeline.tokenizers.tokenizer import TOKENIZER_FILES
+from data_pipeline.untrusted import PLAIN, read_file
+from train.checkpoint.format.rules import checksum, count
 from train.errors import CheckpointError
 
 TOKENIZER = "tokenizer/"
 """Folder, within a checkpoint, of the files of the tokenizer."""
 
-_PLAIN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-_NAME = re.compile(rf"(?:[0-9a-f]{{1,32}}/)?(?:{TOKENIZER})?{_PLAIN}")
+_NAME = re.compile(rf"(?:[0-9a-f]{{1,32}}/)?(?:{TOKENIZER})?{PLAIN}")
 """A plain name. Before it may stand `tokenizer/` and, in an object store, the name of the attempt."""
 
 
@@ -25,7 +27,7 @@ def safe_name(name: Any) -> str:
     """The name of a file relative to a checkpoint's folder. CheckpointError if it could leave the folder."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise CheckpointError(
-            f"the manifest names the file {name!r}; a name has letters, digits, '.', '_' and '-', after "
+            f"the manifest names the file {str(name)[:200]!r}; a name has letters, digits, '.', '_' and '-', after "
             f"'{TOKENIZER}' at most; the checkpoint is not Keepstep's: do not use it"
         )
     return name
@@ -56,12 +58,8 @@ def attachment_of(name: str, content: bytes) -> Attachment:
 
 
 def plain_files(folder: Path) -> dict[str, bytes]:
-    """The content of each file in a folder, such as a tokenizer's, by name. Files without a plain name are left out."""
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(folder.iterdir())
-        if file.is_file() and re.fullmatch(_PLAIN, file.name)
-    }
+    """The content of each file of the tokenizer in a folder, by name. Other files are left out."""
+    return {name: read_file(folder / name) for name in sorted(TOKENIZER_FILES) if (folder / name).is_file()}
 
 
 def encode_attachments(attachments: list[Attachment]) -> list[dict[str, Any]]:
@@ -70,8 +68,10 @@ def encode_attachments(attachments: list[Attachment]) -> list[dict[str, Any]]:
 
 
 def decode_attachments(listed: list[Mapping[str, Any]]) -> list[Attachment]:
-    """The attachments that a manifest lists. CheckpointError for an unsafe name, or one that is not a tokenizer's."""
-    found = [Attachment(safe_name(entry["name"]), int(entry["bytes"]), str(entry["xxh3"])) for entry in listed]
+    """The attachments that a manifest lists. CheckpointError for an unsafe name, or one that is not a tokenizer's.
+
+    ValueError, KeyError or TypeError for entries of other types."""
+    found = [Attachment(safe_name(entry["name"]), count(entry["bytes"]), checksum(entry["xxh3"])) for entry in listed]
     for attachment in found:
         if not attachment.name.endswith(TOKENIZER + attachment.plain_name):
             raise CheckpointError(

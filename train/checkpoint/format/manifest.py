@@ -1,7 +1,6 @@
 """The manifest of a checkpoint and the header of a shard, as they are on disk.
 
-This file uses the standard library and xxhash only, no torch. `docs/checkpoint-format.md` describes the format for
-readers in other languages.
+This file uses no torch. `docs/checkpoint-format.md` describes the format for readers in other languages.
 
 A tensor is stored in pieces. A piece is a box of the tensor (`offsets`, `sizes`), row-major and little-endian, in a
 safetensors file. The manifest records where each piece is, with an xxh3 checksum for every block of `BLOCK_BYTES`
@@ -10,16 +9,20 @@ bytes, so that a part of a piece can be read and still be verified. A checksum c
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any, cast
 
 import xxhash
+from pydantic import ValidationError
 
+from data_pipeline.untrusted import METADATA_BYTES, parse_json
+from train.checkpoint.format import rules
 from train.checkpoint.format.attachments import Attachment, decode_attachments, encode_attachments, safe_name
-from train.errors import CheckpointError
+from train.errors import CheckpointError, ConfigError
 from train.old_names import replace_old_names
 
 MANIFEST = "manifest.json"
@@ -35,6 +38,10 @@ ITEM_BYTES = {
 }  # fmt: skip
 """Bytes of an element, by safetensors' name of its type."""
 
+_PAUSE_SECONDS = 1e-4
+"""Pause between two shards while a manifest is joined: the shortest in which another thread is sure to run."""
+_SHOWN = 200
+"""Characters of a foreign text that a message quotes."""
 _TRAILER_BYTES = len(',\n"xxh3":"0123456789abcdef"}\n')
 
 
@@ -160,64 +167,154 @@ _FACTS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Description:
+    """One shard's part of the manifest, as JSON. Each rank encodes its own, so that rank 0 only joins bytes."""
+
+    file: ShardFile
+    tensors: bytes
+    """For each tensor of the shard a line with its name, type and shape, up to its first piece."""
+    pieces: bytes
+    """For each of these tensors a line with its pieces in the shard."""
+    tensor_bytes: int
+    """Bytes of the shard's tensors, without the header."""
+
+
+def describe(file: ShardFile, number: int, pieces: Iterable[Piece]) -> Description:
+    """The description of a shard. `number`: its place among the manifest's files."""
+    heads: list[str] = []
+    rows: list[str] = []
+    tensor_bytes = 0
+    for name, of_tensor in by_tensor(pieces).items():
+        first = of_tensor[0]
+        heads.append(f'{_json(name)}:{{"dtype":{_json(first.dtype)},"shape":{_json(first.shape)},"pieces":[')
+        rows.append(",".join(_encode_piece(piece, number) for piece in of_tensor))
+        tensor_bytes += sum(piece.bytes for piece in of_tensor)
+    return Description(file, "\n".join(heads).encode(), "\n".join(rows).encode(), tensor_bytes)
+
+
+def _encode_piece(piece: Piece, number: int) -> str:
+    places = {"offsets": piece.offsets, "sizes": piece.sizes, "file": number, "start": piece.start}
+    return _json(places | {"xxh3": piece.checksums})
+
+
 def encode(manifest: Manifest) -> bytes:
     """The bytes of `manifest.json`: JSON whose last member is the checksum of all bytes before it."""
-    numbers = {file.name: number for number, file in enumerate(manifest.files)}
-    tensors = {
-        name: {
-            "dtype": pieces[0].dtype,
-            "shape": pieces[0].shape,
-            "pieces": [
-                {
-                    "offsets": piece.offsets,
-                    "sizes": piece.sizes,
-                    "file": numbers[piece.file],
-                    "start": piece.start,
-                    "xxh3": piece.checksums,
-                }
-                for piece in pieces
-            ],
-        }
-        for name, pieces in manifest.pieces.items()
-    }
+    by_file: dict[str, list[Piece]] = {file.name: [] for file in manifest.files}
+    for piece in chain.from_iterable(manifest.pieces.values()):
+        by_file[piece.file].append(piece)
+    return bytes(
+        join(manifest, [describe(file, number, by_file[file.name]) for number, file in enumerate(manifest.files)])
+    )
+
+
+def join(facts: Manifest, shards: Sequence[Description]) -> bytearray:
+    """The bytes of `manifest.json` from its facts and the descriptions of its shards, in the order of its files.
+
+    Rank 0 does this beside training. Each step of the work is short, and it pauses between steps, so that it never
+    holds Python's lock for long, however many ranks there are. CheckpointError if it is too large to be read."""
+    rows_by_tensor: dict[bytes, list[bytes]] = {}
+    for shard in shards:
+        tensors = shard.tensors.split(b"\n") if shard.tensors else []
+        for tensor, rows in zip(tensors, shard.pieces.split(b"\n") if tensors else [], strict=True):
+            rows_by_tensor.setdefault(tensor, []).append(rows)
+        time.sleep(_PAUSE_SECONDS)
+    body = bytearray(_head(facts, shards))  # it grows by small parts, for the same reason
+    for number, tensor in enumerate(sorted(rows_by_tensor)):
+        for part in (b"," if number else b"", tensor, b",".join(rows_by_tensor[tensor]), b"]}"):
+            body += part
+    body += b"}"
+    body += f',\n"xxh3":"{checksum(body)}"}}\n'.encode()
+    if len(body) > METADATA_BYTES:  # no one could read the checkpoint
+        raise CheckpointError(
+            f"{MANIFEST} would have {len(body):,} bytes for the pieces of {len(shards)} ranks, and at most "
+            f"{METADATA_BYTES:,} are read; shard over fewer ranks (set parallel.replicate above 1)"
+        )
+    return body
+
+
+def _head(facts: Manifest, shards: Sequence[Description]) -> bytes:
+    """The manifest up to its first tensor."""
+    members = {"format": FORMAT, "version": VERSION, "block_bytes": BLOCK_BYTES}
+    texts = [f'"{name}":{_json(value)}' for name, value in members.items()]
+    texts += [
+        f'"{name}":{_json_list(value) if name == "rank_states" else _json(value)}' for name, value in _facts(facts)
+    ]
     files = [
         {"name": f.name, "bytes": f.bytes, "header_bytes": f.header_bytes, "header_xxh3": f.header_checksum}
-        for f in manifest.files
+        for f in (shard.file for shard in shards)
     ]
-    facts = {name: getattr(manifest, name) for name in _FACTS}
-    document = {"format": FORMAT, "version": VERSION, "block_bytes": BLOCK_BYTES} | facts
+    return f'{{{",".join(texts)},"files":{_json_list(files)},"tensors":{{'.encode()
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, Any]]:
+    yield from ((name, getattr(manifest, name)) for name in _FACTS)
     if manifest.recipe is not None:
-        document["recipe"] = manifest.recipe
+        yield "recipe", manifest.recipe
     if manifest.attachments:
-        document["attachments"] = encode_attachments(manifest.attachments)
-    document |= {"files": files, "tensors": tensors}
-    body = json.dumps(document, separators=(",", ":"), allow_nan=False)[:-1].encode()
-    return body + f',\n"xxh3":"{checksum(body)}"}}\n'.encode()
+        yield "attachments", encode_attachments(manifest.attachments)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _json_list(values: Iterable[Any]) -> str:
+    """JSON of a list that may be long: encoding it in one call would hold Python's lock for as long as that takes."""
+    return f"[{','.join(map(_json, values))}]"
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest in these bytes. DamagedError if they fail their checksum.
+    """The manifest in these bytes. CheckpointError for an unknown version.
 
-    CheckpointError for an unknown version, or for the name of a file that is not plain."""
-    body = data[:-_TRAILER_BYTES]
+    DamagedError if they fail their checksum, or if what they state is not possible (`rules.py`)."""
+    body = memoryview(data)[: max(0, len(data) - _TRAILER_BYTES)]
     if data[len(body) :] != f',\n"xxh3":"{checksum(body)}"}}\n'.encode():
         raise DamagedError(f"{MANIFEST}: the content does not match its checksum")
-    document = json.loads(data)
-    if document["format"] != FORMAT or document["version"] != VERSION or document["block_bytes"] != BLOCK_BYTES:
+    try:
+        document = parse_json(data)
+        _check_version(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{MANIFEST}: it is not the manifest of a checkpoint: {str(error)[:_SHOWN]}") from None
+    try:
+        manifest = _decode(document)
+        problem = rules.problem_of(manifest, BLOCK_BYTES)
+        if problem is None:
+            return manifest
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = f"{'.'.join(str(part)[:100] for part in first['loc'])!r}: {first['msg']}"
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, ConfigError, CheckpointError) as error:
+        problem = f"{'a member is missing: ' if isinstance(error, KeyError) else ''}{str(error)[:_SHOWN]}"
+    raise DamagedError(f"{MANIFEST}: {problem}; Keepstep did not save this checkpoint so: do not use it")
+
+
+def _check_version(document: dict[str, Any]) -> None:
+    found = tuple(document[name] for name in ("format", "version", "block_bytes"))
+    if found != (FORMAT, VERSION, BLOCK_BYTES) or not all(type(number) is int for number in found[1:]):
+        writer = document.get("versions")
+        name, version, block_bytes = map(_shown, found)
         raise CheckpointError(
-            f"{MANIFEST}: format {document['format']} version {document['version']} with blocks of "
-            f"{document['block_bytes']} bytes; this Keepstep reads version {VERSION} with {BLOCK_BYTES}: use the "
-            f"Keepstep that wrote it ({document['versions'].get('keepstep', 'unknown')})"
+            f"{MANIFEST}: format {name}, version {version} with blocks of {block_bytes} bytes; "
+            f"this Keepstep reads version {VERSION} with {BLOCK_BYTES}: use the Keepstep that wrote it "
+            f"({_shown(cast(dict[str, Any], writer).get('keepstep') if isinstance(writer, dict) else None)})"
         )
+
+
+def _shown(value: Any) -> str:
+    return str(value)[:_SHOWN] if isinstance(value, int | None) else repr(value)[:_SHOWN]
+
+
+def _decode(document: dict[str, Any]) -> Manifest:
+    """The manifest of a JSON document of this version. Many errors if members are missing or have other types."""
     if "held_out_loss" in document:  # an earlier name of the same field
         document["validation_loss"] = document.pop("held_out_loss")
+    rules.check_facts(document)
     replace_old_names(document["identity"])
     recipe = document.get("recipe")
     if recipe is not None:
         replace_old_names(recipe)
-    files = [
-        ShardFile(safe_name(f["name"]), f["bytes"], f["header_bytes"], f["header_xxh3"]) for f in document["files"]
-    ]
+    files = [_decode_file(entry) for entry in document["files"]]
     pieces = {name: _decode_pieces(name, tensor, files) for name, tensor in document["tensors"].items()}
     return Manifest(
         **{name: document[name] for name in _FACTS},
@@ -228,17 +325,25 @@ def decode(data: bytes) -> Manifest:
     )
 
 
+def _decode_file(entry: Mapping[str, Any]) -> ShardFile:
+    sizes = rules.count(entry["bytes"]), rules.count(entry["header_bytes"])
+    return ShardFile(safe_name(entry["name"]), *sizes, rules.checksum(entry["header_xxh3"]))
+
+
 def _decode_pieces(name: str, tensor: Mapping[str, Any], files: Sequence[ShardFile]) -> list[Piece]:
+    dtype, shape = tensor["dtype"], rules.counts(tensor["shape"])
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"{_shown(dtype)} is no type of elements")
     return [
         Piece(
             name,
-            tensor["dtype"],
-            tuple(tensor["shape"]),
-            tuple(piece["offsets"]),
-            tuple(piece["sizes"]),
-            files[int(piece["file"])].name,
-            piece["start"],
-            tuple(piece["xxh3"]),
+            dtype,
+            shape,
+            rules.counts(piece["offsets"]),
+            rules.counts(piece["sizes"]),
+            files[rules.count(piece["file"])].name,
+            rules.count(piece["start"]),
+            tuple(map(rules.checksum, piece["xxh3"])),
         )
         for piece in tensor["pieces"]
     ]

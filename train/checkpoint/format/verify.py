@@ -35,11 +35,11 @@ def check_file(folder: Folder, file: ShardFile) -> bytes:
 
 def _read_start(folder: Folder, name: str, file_bytes: int, count: int) -> bytes:
     """The first `count` bytes of a file. DamagedError if it cannot be read or has not `file_bytes` bytes."""
-    start = bytearray(count)
     try:
         size = folder.size(name)
         if size != file_bytes:
             raise DamagedError(f"{name}: has {size} bytes, not {file_bytes}")
+        start = bytearray(count)
         folder.read_into(name, 0, memoryview(start))
     except OSError as error:
         raise DamagedError(f"{name}: cannot be read ({error})") from error

@@ -3,13 +3,13 @@
 transformers takes a default for each field that is missing, so the tables in `architectures.py` have the same defaults.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.untrusted import parse_json, read_file
 from train.checkpoint.importing.architectures import ARCHITECTURES, HARMLESS, ONLY, READ_ELSEWHERE, Architecture
 from train.errors import CheckpointError
 from train.model.config import ModelConfig
@@ -39,7 +39,7 @@ def read_stated(folder: Path) -> Stated | None:
     if not path.is_file():
         return None
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(read_file(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}; save the model again") from error
     if not isinstance(config, dict) or "model_type" not in config:
@@ -52,7 +52,7 @@ def stated_by(config: Mapping[str, Any], location: str) -> Stated:
     kind = config["model_type"]
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(
-            f"{location}: model_type {kind!r} computes another function than Keepstep's model; only "
+            f"{location}: model_type {str(kind)[:100]!r} computes another function than Keepstep's model; only "
             f"{', '.join(ARCHITECTURES)} can be imported"
         )
     architecture = ARCHITECTURES[kind]
@@ -74,8 +74,9 @@ def stated_by(config: Mapping[str, Any], location: str) -> Stated:
     if window is not None and not _is_size(window):
         problems.append(f"sliding_window {window!r} (must be a whole number above 0, or null)")
     if problems:
+        shown = "; ".join(problem[:300] for problem in problems[:20])
         raise CheckpointError(
-            f"{location} has fields that Keepstep's model does not compute or does not know: {'; '.join(problems)}; "
+            f"{location} has fields that Keepstep's model does not compute or does not know: {shown}; "
             "a field that changes no logits can be removed from the file, then import with --check"
         )
     return Stated(settings, window, config.get("max_position_embeddings", config.get("n_positions")))
@@ -124,7 +125,9 @@ def _unknown(config: Mapping[str, Any], architecture: Architecture) -> list[str]
     mapped = {theirs for theirs, _ in architecture.fields.values()}
     known = mapped | ONLY.keys() | architecture.only.keys() | HARMLESS | READ_ELSEWHERE
     return [
-        f"{name} {value!r} (not known)" for name, value in config.items() if name not in known and value is not None
+        f"{ascii(name)[1:-1]} {value!r} (not known)"
+        for name, value in config.items()
+        if name not in known and value is not None
     ]
 
 

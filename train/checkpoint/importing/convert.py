@@ -30,6 +30,10 @@ class Converted:
 
 def convert(source: Source, layout: Layout, recipe: Recipe, location: str) -> Converted:
     """Convert a source; `location` names it. CheckpointError if its weights are not those of the recipe's model."""
+    if recipe.model.n_layers > len(source.weights):  # before so many layers are built
+        raise CheckpointError(
+            f"the recipe's model.n_layers is {recipe.model.n_layers}, but {location} has {len(source.weights)} tensors"
+        )
     with torch.device("meta"):
         model = GPT(recipe.model)
     optimizer = build_optimizer(model, recipe.optim)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.untrusted import check_name, read_file
 from train.checkpoint.importing.source import ADAM_STATE, Source
 from train.errors import CheckpointError
 from train.model.names import plain_name
@@ -16,7 +17,7 @@ from train.model.names import plain_name
 def read(folder: Path) -> Source:
     """Weights and moments, by the names of the model that was saved."""
     if (latest := folder / "latest_universal").is_file():
-        folder = folder / latest.read_text().strip()
+        folder = folder / check_name(read_file(latest).decode().strip())
     parameters = folder / "zero"
     if not parameters.is_dir():
         raise CheckpointError(f"{folder} has no folder 'zero': make it with DeepSpeed's ds_to_universal.py")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
+from data_pipeline.untrusted import check_name, read_file
 from train.checkpoint.importing.source import Source
 from train.errors import CheckpointError
 from train.model.names import plain_name
@@ -15,5 +16,6 @@ def read(folder: Path) -> Source:
         raise CheckpointError(
             f"{folder} has no file 'latest'; name the folder that DeepSpeed's save_checkpoint was given"
         )
+    check_name(read_file(folder / "latest").decode().strip())  # DeepSpeed would follow it out of the folder
     weights = dict(get_fp32_state_dict_from_zero_checkpoint(str(folder)) or {})
     return Source(weights={plain_name(name): tensor for name, tensor in weights.items()})

@@ -3,13 +3,13 @@
 Unpickles nothing. A folder must leave no doubt which files are the model: the index lists them, or there is one file.
 """
 
-import json
 import re
 from pathlib import Path
 
 from safetensors.torch import load_file
 from torch import Tensor
 
+from data_pipeline.untrusted import UnsafeNameError, check_file, check_name, parse_json, read_file
 from train.checkpoint.importing.config_json import CONFIG, read_stated
 from train.checkpoint.importing.source import Source
 from train.errors import CheckpointError
@@ -35,6 +35,7 @@ def read(folder: Path) -> Source:
     index = _read_index(folder)
     weights: dict[str, Tensor] = {}
     for name in _model_files(folder, index):
+        check_file(folder / name)
         found = load_file(folder / name)
         if index is not None:
             found = {tensor: value for tensor, value in found.items() if index.get(tensor) == name}
@@ -52,12 +53,12 @@ def _read_index(folder: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        names = {str(tensor): str(file) for tensor, file in index.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error!r}; download it again") from error
+        index = parse_json(read_file(path))["weight_map"]
+        names = {str(tensor): check_name(file) for tensor, file in index.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UnsafeNameError) as error:
+        raise CheckpointError(f"{path} cannot be read: {str(error)[:300]}; download it again") from error
     for name in set(names.values()):
-        if Path(name).name != name or not (folder / name).is_file():
+        if "/" in name or not (folder / name).is_file():
             raise CheckpointError(f"{path} names {name!r}, which is not a file of the folder; download it again")
     return names
 

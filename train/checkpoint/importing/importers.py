@@ -13,24 +13,30 @@ from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
+from data_pipeline.untrusted import UnsafeNameError
 from train.checkpoint.importing.config_json import CONFIG, check_stated, read_stated
 from train.checkpoint.importing.convert import Converted, convert
 from train.checkpoint.importing.kinds import KINDS
 from train.checkpoint.importing.names import Layout, Rope, layout_of
 from train.checkpoint.importing.new_recipe import recipe_for, write_recipe
 from train.checkpoint.importing.source import Source
+from train.checkpoint.importing.target import check_steps, places
 from train.checkpoint.manager import CheckpointManager, SavedProgress
-from train.checkpoint.stores.open import open_root
 from train.checkpoint.stores.steps import step_name
 from train.config import CheckpointConfig, GuardConfig, Recipe
 from train.config_file import load_recipe
 from train.errors import CheckpointError
+from train.export.carried_tokenizer import Carried, carried_tokenizer
 from train.health.guard import Guard
 from train.run_folder import RunFolder
 
 RECIPE = "recipe.yaml"
-_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError)
+_UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, ArithmeticError, MemoryError,
+    AssertionError, pickle.UnpicklingError, SafetensorError, UnsafeNameError, CheckpointException,
+)  # fmt: skip
 """What libraries raise for files that are damaged or of another kind."""
 
 
@@ -75,7 +81,7 @@ def import_checkpoint(request: Request) -> Imported:
             f"a {request.kind} checkpoint has to be unpickled, which can run any code that its author put there; "
             "add --trust if you know where it comes from"
         )
-    checkpoints, run = _places(request.target)
+    checkpoints, run = places(request.target)
     location = str(request.source)
     notes: list[str] = []
     given = _given_recipe(request, run)
@@ -83,7 +89,7 @@ def import_checkpoint(request: Request) -> Imported:
     config = given or recipe_for(source.stated, run or Path(request.target), location)
     if source.stated is not None:
         check_stated(source.stated, config.model, location)
-    _check_steps(checkpoints, source.step)
+    check_steps(checkpoints, run, config, source.step)
     if source.optimizer and not source.optimizer.get("step"):  # moments are only right with their step
         source.optimizer.clear()
         notes.append("the source has moments but no step: the optimizer and the schedule start anew, at step 0")
@@ -92,7 +98,8 @@ def import_checkpoint(request: Request) -> Imported:
     notes += _notes(source, layout, config, converted)
     if request.check:
         notes.append(_checked(request, converted.state, config))
-    path = _save(converted.state, source.step, config, checkpoints, request)
+    tokenizer = carried_tokenizer(source.tokenizer, request.source, config.model.vocab_size, notes)
+    path = _save(converted.state, source, config, checkpoints, request, tokenizer)
     if run is not None:
         if not (run / RECIPE).exists():
             write_recipe(config, run / RECIPE, location, written=request.recipe is None)
@@ -112,35 +119,16 @@ def _given_recipe(request: Request, run: Path | None) -> Recipe | None:
     return None
 
 
-def _places(target: str) -> tuple[str, Path | None]:
-    """The folder of checkpoints at `target`, and the local run folder that it belongs to; None for other places."""
-    target = target.rstrip("/")
-    name = target.rpartition("/")[2]
-    if name != "checkpoints" and open_root(target).steps():  # a folder of checkpoints outside of a run
-        return target, None
-    checkpoints = target if name == "checkpoints" else f"{target}/checkpoints"
-    return checkpoints, None if "://" in target else Path(checkpoints).absolute().parent
-
-
-def _check_steps(checkpoints: str, step: int) -> None:
-    """CheckpointError if a run in this folder would resume from another checkpoint than the imported one."""
-    later = [other for other in open_root(checkpoints).steps() if other >= step]
-    if later:
-        raise CheckpointError(
-            f"{checkpoints} has a checkpoint of step {max(later)}, but the imported one has step {step}, so the "
-            "run would not start from it; import into the folder of a new run"
-        )
-
-
 def _read(request: Request) -> Source:
     """The source as its reader returns it. CheckpointError if it cannot be read."""
     reader = import_module(KINDS[request.kind].reader)
     try:
         source: Source = reader.read(request.source)
     except _UNREADABLE as error:
+        said = " ".join(str(error).split())[:500]
         raise CheckpointError(
-            f"{request.source} cannot be read as a {request.kind} checkpoint: {' '.join(str(error).split())}; it may "
-            "be incomplete or of another kind (--from)"
+            f"{request.source} cannot be read as a {request.kind} checkpoint: {said}; it may be incomplete or of "
+            "another kind (--from)"
         ) from error
     if not source.weights:
         raise CheckpointError(f"{request.source} has no weights that a {request.kind} checkpoint would have")
@@ -195,9 +183,12 @@ def _checked(request: Request, state: dict[str, Tensor], recipe: Recipe) -> str:
     )
 
 
-def _save(state: dict[str, Tensor], step: int, recipe: Recipe, target: str, request: Request) -> str:
-    """Save the state as a checkpoint of `step`; returns its location."""
-    imported = {"kind": request.kind, "source": str(request.source.resolve())}
+def _save(
+    state: dict[str, Tensor], source: Source, recipe: Recipe, target: str, request: Request, tokenizer: Carried
+) -> str:
+    """Save the state as a checkpoint of the source's step; returns its location."""
+    step = source.step
+    imported = {"kind": request.kind, "source": str(request.source.resolve()), "tokenizer": tokenizer.ids_hash}
     events: list[tuple[str, dict[str, Any]]] = []
     manager = CheckpointManager(
         target,
@@ -205,6 +196,7 @@ def _save(state: dict[str, Tensor], step: int, recipe: Recipe, target: str, requ
         {"model": identity_of(recipe)},
         lambda kind, **facts: events.append((kind, facts)),
         recipe=recipe.model_dump(mode="json"),
+        attachments=tokenizer.files,
     )
     tokens = step * recipe.train.global_batch_size * recipe.model.seq_len
     extra = {"skipped": 0, "guard": Guard(GuardConfig()).state(), "imported": imported}

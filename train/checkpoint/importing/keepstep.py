@@ -6,7 +6,7 @@ import torch
 
 from train.checkpoint.format.manifest import MANIFEST, Manifest
 from train.checkpoint.format.reader import Reader
-from train.checkpoint.format.verify import read_manifest
+from train.checkpoint.format.verify import read_attachment, read_manifest
 from train.checkpoint.importing.config_json import Stated
 from train.checkpoint.importing.source import Source
 from train.checkpoint.stores.local import LocalFolder
@@ -28,7 +28,9 @@ def read(folder: Path) -> Source:
         weights = {name.removeprefix(_PREFIX): torch.from_numpy(reader[name]) for name in names}
     except (ValueError, OSError, KeyError) as error:
         raise CheckpointError(f"the checkpoint {checkpoint} cannot be read: {error}; name an older one") from None
-    return Source(weights=weights, stated=_stated(manifest))
+    place = LocalFolder(checkpoint)
+    tokenizer = {attachment.plain_name: read_attachment(place, attachment) for attachment in manifest.attachments}
+    return Source(weights=weights, stated=_stated(manifest), tokenizer=tokenizer)
 
 
 def _stated(manifest: Manifest) -> Stated | None:

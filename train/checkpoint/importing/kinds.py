@@ -15,13 +15,13 @@ class Kind:
     summary: str
     """What is read, as the command line shows it."""
     unpickles: bool
-    """True if reading unpickles files. A pickle can run any code, so the user must pass --trust."""
+    """True if reading unpickles files without restriction. That can run any code, so the user must pass --trust."""
 
 
 _HERE = "train.checkpoint.importing"
 KINDS = {
     "keepstep": Kind(f"{_HERE}.keepstep", "a Keepstep run folder or checkpoint: weights", unpickles=False),
-    "dcp": Kind(f"{_HERE}.dcp", "a torch DCP folder, such as torchtitan's: weights and moments", unpickles=True),
+    "dcp": Kind(f"{_HERE}.dcp", "a torch DCP folder, such as torchtitan's: weights and moments", unpickles=False),
     "deepspeed": Kind(f"{_HERE}.deepspeed_zero", "a DeepSpeed ZeRO folder: fp32 weights", unpickles=True),
     "universal": Kind(
         f"{_HERE}.deepspeed_universal", "a DeepSpeed universal folder: weights and moments", unpickles=True

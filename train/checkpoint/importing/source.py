@@ -23,6 +23,8 @@ class Source:
     """The optimizer's state by its name (such as `exp_avg`), then by parameter name. Empty if there is none."""
     stated: Stated | None = None
     """What the source states of its model; None if only its tensors are known."""
+    tokenizer: dict[str, bytes] = field(default_factory=dict)
+    """The files of its tokenizer by name; empty if it has none."""
 
     def add_state(self, kind: str, parameter: str, tensor: Tensor) -> None:
         """Add one tensor of the optimizer's state, such as a parameter's `exp_avg`."""

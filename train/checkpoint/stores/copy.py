@@ -15,6 +15,7 @@ def copy(source: Folder, root: Root) -> Folder:
     manifest, _ = read_manifest(source)
     if manifest.step in root.steps():
         raise CheckpointError(f"{root.folder(manifest.step)} already exists; remove it, or copy to another folder")
+    root.sweep()  # what a killed copy left behind
     attempt = root.begin(manifest.step)
     try:
         names = {file.name: root.prefix(attempt) + file.name.rsplit("/", 1)[-1] for file in manifest.files}

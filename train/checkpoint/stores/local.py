@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
+from data_pipeline.untrusted import open_file
 from train.checkpoint.format.manifest import MANIFEST
-from train.checkpoint.stores.steps import committed_steps, step_name
-
-_DEAD_PARTIAL_SECONDS = 24 * 3600.0
-"""Age at which a partial checkpoint counts as dead, on file systems without locks."""
+from train.checkpoint.stores.steps import DEAD_SECONDS, committed_steps, step_name
 
 
 class LocalFolder:
@@ -34,13 +32,14 @@ class LocalFolder:
 
     def size(self, name: str) -> int:
         """Size of a file in bytes. OSError if it does not exist."""
-        return (self.path / name).stat().st_size
+        with self.kept_open(name) as descriptor:
+            return os.fstat(descriptor).st_size
 
     @contextmanager
     def kept_open(self, name: str) -> Generator[int]:
         """Keeps a file open for all threads while the context lasts; yields its descriptor."""
         with self._lock:
-            descriptor, users = self._open.get(name) or (_open_to_read(self.path / name), 0)
+            descriptor, users = self._open.get(name) or (_open_to_read(self.path, name), 0)
             self._open[name] = descriptor, users + 1
         try:
             yield descriptor
@@ -62,7 +61,7 @@ class LocalFolder:
                     raise OSError(f"{name} ends at byte {start + done}")
                 done += count
 
-    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+    def write(self, name: str, parts: Iterable[memoryview | bytes | bytearray]) -> None:
         """Write a new file and fsync it and its folder. OSError if the file exists."""
         self.path.mkdir(exist_ok=True)  # rank 0 made it, but a network file system may not show it here yet
         file = self.path / name
@@ -118,7 +117,7 @@ class LocalRoot:
         """Empty: shards and manifest are in one folder."""
         return ""
 
-    def commit(self, attempt: str, step: int, manifest: bytes) -> None:
+    def commit(self, attempt: str, step: int, manifest: bytes | bytearray) -> None:
         """Write the manifest and rename the partial folder to `step-N`."""
         self.attempt_folder(attempt).write(MANIFEST, [manifest])
         final = self.path / step_name(step)
@@ -176,8 +175,8 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _open_to_read(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _open_to_read(folder: Path, name: str) -> int:
+    descriptor = open_file(folder / name, inside=folder)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # the kernel reads twice as far ahead
     return descriptor
 
@@ -205,7 +204,7 @@ def _is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:  # the file system has no locks
-        return time.time() - path.stat().st_mtime < _DEAD_PARTIAL_SECONDS
+        return time.time() - path.stat().st_mtime < DEAD_SECONDS
     finally:
         os.close(descriptor)
     return False

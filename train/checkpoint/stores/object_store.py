@@ -3,15 +3,22 @@
 An object store has no rename. Shards go to `step-N/ID/`; the manifest, written last, commits the checkpoint.
 """
 
+import logging
+import math
 import secrets
+import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
+from data_pipeline.credentials import check_address, with_credentials
 from train.checkpoint.format.manifest import MANIFEST
-from train.checkpoint.stores.steps import STEP, step_name
+from train.checkpoint.stores.steps import DEAD_SECONDS, STEP, step_name
+from train.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 
 class ObjectFolder:
@@ -39,7 +46,7 @@ class ObjectFolder:
             raise OSError(f"{name} ends at byte {start + len(data)}")
         out[:] = data
 
-    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+    def write(self, name: str, parts: Iterable[memoryview | bytes | bytearray]) -> None:
         """Upload an object. It is durable when the call returns."""
         path = f"{self._path}/{name}"
         self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
@@ -77,7 +84,7 @@ class ObjectRoot:
         """`ID/`, the folder of this attempt's shards."""
         return attempt.split("/")[1] + "/"
 
-    def commit(self, attempt: str, step: int, manifest: bytes) -> None:
+    def commit(self, attempt: str, step: int, manifest: bytes | bytearray) -> None:
         """Write the manifest, then remove the shards that this attempt replaces."""
         self.folder(step).write(MANIFEST, [manifest])
         for path in self._fs.ls(f"{self._path}/{step_name(step)}", detail=False):
@@ -111,9 +118,31 @@ class ObjectRoot:
         return sorted(self._fs.glob(f"{self._path}/step-*/damaged-{MANIFEST}"))
 
     def sweep(self) -> None:
-        """Does nothing: whether another saver still writes cannot be known. A later commit of the step cleans up."""
+        """Remove the shards of attempts that were never committed, if nothing was written to their step for a day.
+
+        Never raises: a store that does not tell the age of its objects keeps them."""
+        try:
+            committed = {step_name(step) for step in self.steps()}
+            for folder in self._fs.ls(self._path, detail=False) if self._fs.isdir(self._path) else ():
+                name = str(folder).rstrip("/").split("/")[-1]
+                if STEP.fullmatch(name) and name not in committed and self._is_dead(folder):
+                    self._fs.rm(folder, recursive=True)
+        except Exception as error:  # object stores raise errors of many types
+            log.warning("abandoned checkpoints in %s could not be removed: %s", self.url, error)
+
+    def _is_dead(self, folder: str) -> bool:
+        """Whether a folder has nothing but shards of attempts, and all of them are old."""
+        files = [str(path) for path in self._fs.find(folder)]
+        if any(path.endswith(MANIFEST) for path in files):  # in quarantine, or committed in this moment
+            return False
+        newest = max((self._fs.modified(path).timestamp() for path in files), default=math.inf)
+        return time.time() - newest > DEAD_SECONDS
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    found: tuple[Any, str] = fsspec.url_to_fs(url)  # pyright: ignore
+    try:
+        address = with_credentials(check_address(url))
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    found: tuple[Any, str] = fsspec.url_to_fs(address)  # pyright: ignore
     return found[0], found[1].rstrip("/")

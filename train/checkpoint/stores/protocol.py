@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from data_pipeline.untrusted import check_size
+
 
 class Folder(Protocol):
     """The files of one checkpoint."""
@@ -23,7 +25,7 @@ class Folder(Protocol):
         """Fill `out` with the bytes from `start` on. OSError if the file is too short."""
         ...
 
-    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+    def write(self, name: str, parts: Iterable[memoryview | bytes | bytearray]) -> None:
         """Write a new file from its parts. The file is durable when the call returns."""
         ...
 
@@ -51,7 +53,7 @@ class Root(Protocol):
         """What precedes the names of this attempt's shards in the manifest."""
         ...
 
-    def commit(self, attempt: str, step: int, manifest: bytes) -> None:
+    def commit(self, attempt: str, step: int, manifest: bytes | bytearray) -> None:
         """Make an attempt the checkpoint of its step, atomically; it replaces an earlier one. Call on rank 0 only."""
         ...
 
@@ -77,7 +79,7 @@ class Root(Protocol):
 
 
 def read_all(folder: Folder, name: str) -> bytes:
-    """The whole content of a file. OSError if it cannot be read."""
-    data = bytearray(folder.size(name))
+    """The whole content of a file of metadata. OSError if it cannot be read, or if it is too large for metadata."""
+    data = bytearray(check_size(name, folder.size(name)))
     folder.read_into(name, 0, memoryview(data))
     return bytes(data)

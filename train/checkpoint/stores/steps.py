@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
-STEP = re.compile(r"step-(\d{8,})")
+STEP = re.compile(r"step-([0-9]{8,19})")
 """Matches the name of a committed checkpoint's folder; group 1 is the step."""
+DEAD_SECONDS = 24 * 3600.0
+"""Age at which a partial checkpoint counts as dead, where no lock tells whether its saver is alive."""
 
 
 def step_name(step: int) -> str:

@@ -18,6 +18,7 @@ from train.checkpoint.stores.open import open_root
 from train.config import CheckpointConfig
 from train.errors import CheckpointError
 
+ZEROS = "0" * 16
 FILES = {"tokenizer.json": b"{}", "keepstep.json": b'{"end_of_document": "<e>"}'}
 EMPTY = Manifest(1, 2, None, {}, {}, {}, [], {}, "", [], {})
 UNSAFE = [
@@ -38,8 +39,8 @@ def save(root: Path | str, **options: Any) -> None:
 def test_a_name_that_could_leave_the_folder_is_refused_wherever_it_stands(name: Any) -> None:
     with pytest.raises(CheckpointError, match="the manifest names the file"):
         safe_name(name)
-    attached = encode(replace(EMPTY, attachments=[Attachment(name, 0, "")]))
-    shard = encode(replace(EMPTY, files=[ShardFile(name, 0, 0, "")]))
+    attached = encode(replace(EMPTY, attachments=[Attachment(name, 0, ZEROS)]))
+    shard = encode(replace(EMPTY, files=[ShardFile(name, 8, 8, ZEROS)]))
     for manifest in (attached, shard):
         with pytest.raises(CheckpointError, match="the manifest names the file"):
             decode(manifest)
@@ -48,12 +49,12 @@ def test_a_name_that_could_leave_the_folder_is_refused_wherever_it_stands(name: 
 @pytest.mark.parametrize("name", ["tokenizer/tokenizer.model", "0123abcd/tokenizer/tokenizer.json"])
 def test_plain_names_are_accepted(name: str) -> None:
     assert safe_name(name) == name
-    assert decode_attachments([{"name": name, "bytes": 1, "xxh3": "0"}]) == [Attachment(name, 1, "0")]
+    assert decode_attachments([{"name": name, "bytes": 1, "xxh3": ZEROS}]) == [Attachment(name, 1, ZEROS)]
 
 
 def test_an_attachment_outside_the_tokenizer_folder_is_refused() -> None:
     with pytest.raises(CheckpointError, match="which is no 'tokenizer/NAME'"):
-        decode_attachments([{"name": "shard-00000.safetensors", "bytes": 1, "xxh3": "0"}])
+        decode_attachments([{"name": "shard-00000.safetensors", "bytes": 1, "xxh3": ZEROS}])
 
 
 def test_a_manifest_without_them_has_the_bytes_of_earlier_versions() -> None:

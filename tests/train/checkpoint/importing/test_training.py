@@ -1,6 +1,7 @@
 """An imported checkpoint trains: from its step, its tokens and its place in the data; and never from another place."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from train.config_file import load_recipe, recipe_as_yaml
 from train.errors import CheckpointError
 from train.exit_codes import FINISHED
 from train.health.stop import StopRequest
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 from train.start import open_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -206,6 +207,23 @@ def test_a_run_with_a_checkpoint_of_this_step_or_a_later_one_is_refused(
         assert import_it(folder, recipe, tmp_path / "run", kind) == 2
         assert f"has a checkpoint of step 40, but the imported one has step {step}" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000040"]
+
+
+@pytest.mark.parametrize("named_by", ["the recipe", "the run"])
+def test_a_run_with_a_later_checkpoint_in_its_fast_tier_is_refused(
+    named_by: str, recipe: Path, tmp_path: Path, llama: LlamaFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = load_recipe(recipe, [f"checkpoint.local_dir={tmp_path / 'node'}", "checkpoint.local_every=2"])
+    train(fast.model_copy(update={"train": fast.train.model_copy(update={"steps": 3})}))
+    shutil.rmtree(tmp_path / "run/checkpoints")  # the fast tier alone has a step, 2
+    if named_by == "the recipe":
+        (tmp_path / "run/recipe.yaml").unlink()
+        recipe.write_text(recipe_as_yaml(fast))
+    assert import_it(llama(), recipe, tmp_path / "run", "huggingface") == 2
+    said = capsys.readouterr().err
+    assert "(checkpoint.local_dir) has a checkpoint of step 2, but the imported one has step 0" in said
+    assert not (tmp_path / "run/checkpoints").exists()
+    assert import_it(llama(), recipe, tmp_path / "another", "huggingface") == 0  # its tier is another folder
 
 
 @pytest.mark.parametrize("step", [-3.0, 1e30, 2.5, float("nan"), float("inf")])

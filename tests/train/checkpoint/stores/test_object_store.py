@@ -107,3 +107,26 @@ def test_a_damaged_checkpoint_is_quarantined_and_the_one_before_loads(manager: C
     assert load(manager) == (1, 1.0)
     assert ObjectRoot(URL).steps() == [1]
     assert len(ObjectRoot(URL).quarantined()) == 1
+
+
+def test_an_abandoned_attempt_is_removed_when_it_is_old(manager: CheckpointManager, monkeypatch) -> None:
+    save(manager, 1)
+    abandoned = ObjectFolder(f"{URL}/step-00000007")
+    abandoned.write("0123abcd/shard-00000.safetensors", [b"half"])
+    root = ObjectRoot(URL)
+    root.sweep()
+    assert abandoned.size("0123abcd/shard-00000.safetensors") == 4, "its saver may be alive"
+    quarantined = root.quarantine(1)
+    monkeypatch.setattr("train.checkpoint.stores.object_store.DEAD_SECONDS", -1.0)
+    save(manager, 2)  # sweeps
+    assert not fsspec.filesystem("memory").find("run/checkpoints/step-00000007")
+    assert root.steps() == [2]
+    assert root.quarantined() == [quarantined.removeprefix("memory:/")], "what is in quarantine stays"
+
+
+def test_a_store_that_fails_to_sweep_fails_no_load(manager: CheckpointManager, monkeypatch, caplog) -> None:
+    save(manager, 1)
+    monkeypatch.setattr(ObjectRoot, "_is_dead", lambda *_: 1 / 0)
+    ObjectFolder(f"{URL}/step-00000007").write("0123abcd/shard-00000.safetensors", [b"half"])
+    assert load(manager) == (1, 1.0)
+    assert "abandoned checkpoints in memory://run/checkpoints could not be removed" in caplog.text
