@@ -10,7 +10,14 @@ from parallel.engines.fp8 import build_in_fp8
 
 
 def build_engine(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> Engine:
-    """The engine that the recipe names, with initial weights. Collective.
+    """The engine that the recipe names, with initial weights. Collective. Raises what `build_empty_engine` raises."""
+    engine = build_empty_engine(config, runtime, trainable)
+    engine.draw_initial_values(trainable.initial_value)
+    return engine
+
+
+def build_empty_engine(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> Engine:
+    """The engine that the recipe names, whose weights must be loaded or drawn before its first step. Collective.
 
     Raises LaunchError if something that the engine needs is not available."""
     if config.precision == "fp8":

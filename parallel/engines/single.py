@@ -13,13 +13,12 @@ from parallel.config import ParallelConfig
 from parallel.engine import Trainable
 from parallel.engines.blocks import apply_to_blocks
 from parallel.engines.precision import DTYPES, LossScaler
-from parallel.engines.torch_engine import TorchEngine, build_without_values, fill
+from parallel.engines.torch_engine import TorchEngine, build_without_values
 
 
 def build_single(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
-    """The engine `single`, with initial weights."""
+    """The engine `single`, with weights that are not set yet."""
     model = build_without_values(trainable.build, runtime.device)
-    fill(model, trainable.initial_value)
     apply_to_blocks(model, config)
     return wrap_whole_model(model, config, runtime, trainable)
 

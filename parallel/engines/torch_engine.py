@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from parallel.engine import CheckpointTensor, LossFn, no_limit
+from parallel.engine import CheckpointTensor, InitialValue, LossFn, NormLimit, no_limit
 from parallel.engines.clipping import clip_factor, global_norm
+from parallel.engines.initial import fill_model
 from parallel.engines.precision import LossScaler, working_weights
 from parallel.optimizer import EngineOptimizer
-from parallel.sharded import local_part, part_of
+from parallel.sharded import local_part
 
 
 class TorchEngine:
@@ -52,6 +53,10 @@ class TorchEngine:
         self._parameters = dict(model.named_parameters())
         optimizer.create_state()
 
+    def draw_initial_values(self, initial_value: InitialValue, alive: Callable[[], None] = lambda: None) -> None:
+        """See `Engine.draw_initial_values`."""
+        fill_model(self.model, initial_value, alive)
+
     def forward_backward(self, micro_batches: Sequence[Any], loss_fn: LossFn, scale: float) -> Tensor:
         """See `Engine.forward_backward`. Collective."""
         if self._scaler is not None:
@@ -66,13 +71,14 @@ class TorchEngine:
         return torch.stack(sums).sum(dim=0)
 
     @torch.no_grad()
-    def step(self, lr: float, max_grad_norm: float, norm_limit: Callable[[], float] = no_limit) -> float:
+    def step(
+        self, lr: float, max_grad_norm: float, norm_limit: NormLimit = no_limit, values: Tensor | None = None
+    ) -> float:
         """See `Engine.step`. Collective."""
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         unscale = 1.0 if self._scaler is None else 1.0 / self._scaler.scale.item()
-        # The norm is queued on the device before the limit waits for the losses, so one wait serves both.
-        device_norm, limit = global_norm(gradients, self._device), norm_limit()
-        norm = device_norm.item() * unscale
+        norm, totals = global_norm(gradients, self._device, values)
+        limit, norm = norm_limit(totals), norm * unscale
         if self._scaler is not None:
             self._scaler.update(math.isfinite(norm))
         if math.isfinite(norm) and norm <= limit:
@@ -116,7 +122,7 @@ class TorchEngine:
 
 
 def build_without_values(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    """The model with memory but without initial values. Drawing torch's own takes as long as `fill`, for nothing."""
+    """The model with memory but without initial values. Nobody needs torch's own."""
     with torch.device(device), _WithoutValues():
         return build()
 
@@ -129,11 +135,3 @@ class _WithoutValues(TorchFunctionMode):
         if getattr(func, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
-
-
-@torch.no_grad()
-def fill(model: nn.Module, initial_value: Callable[[str, torch.Size], Tensor]) -> None:
-    """Copy this rank's part of each initial value into its parameter. One whole tensor is in memory at a time."""
-    for name, parameter in model.named_parameters():
-        whole = initial_value(name, parameter.shape).to(parameter.device)
-        local_part(parameter.detach()).copy_(part_of(whole, like=parameter))

@@ -17,30 +17,35 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from parallel.bootstrap import Runtime
+from parallel.collectives import sum_over_ranks
 from parallel.config import ParallelConfig
-from parallel.engine import CheckpointTensor, LossFn, Trainable, no_limit
+from parallel.engine import CheckpointTensor, InitialValue, LossFn, NormLimit, Trainable, no_limit
 from parallel.engines.blocks import apply_to_blocks
+from parallel.engines.initial import HeldPart, fill_parts
 from parallel.engines.precision import LossScaler
+from parallel.engines.torch_engine import build_without_values
 from parallel.engines.zero.setup import bucket_sizes, deepspeed_config, import_deepspeed
 from parallel.engines.zero.state import create_state, pieces, refresh_working_weights, state_of
+from parallel.mesh import limit_collectives
 from parallel.optimizer import EngineOptimizer
 
 
 def build_zero(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> "ZeroEngine":
-    """The engine `zero1`, `zero2` or `zero3`, with initial weights. Collective.
+    """The engine `zero1`, `zero2` or `zero3`, with weights that are not set yet. Collective.
 
     Raises LaunchError if DeepSpeed or the precision is not available."""
     deepspeed = import_deepspeed(config, runtime.device)
     settings = deepspeed_config(config, runtime.device)
     in_parts = deepspeed.zero.Init(config_dict_or_path=settings) if config.engine == "zero3" else nullcontext()
-    with torch.device(runtime.device), in_parts:
-        model = trainable.build()
+    with in_parts:
+        model = build_without_values(trainable.build, runtime.device)
     apply_to_blocks(model, config)
     settings["zero_optimization"] |= bucket_sizes(model)
     if config.engine == "zero3":  # gather a whole block, outside of what activation checkpointing computes again
@@ -49,27 +54,31 @@ def build_zero(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=trainable.optimizer(model), config=settings, dist_init_required=False
         )
-    return ZeroEngine(engine, model, trainable, LossScaler() if config.precision == "fp16" else None)
+    limit_collectives(config.timeout_seconds)  # DeepSpeed has made groups of its own
+    return ZeroEngine(engine, model, LossScaler() if config.precision == "fp16" else None)
 
 
 class ZeroEngine:
     """Implements `parallel.engine.Engine`, which documents the methods."""
 
-    def __init__(self, engine: Any, model: nn.Module, trainable: Trainable, scaler: LossScaler | None) -> None:
-        """Create the optimizer state and fill in the initial weights. `engine` is DeepSpeed's. Collective."""
+    def __init__(self, engine: Any, model: nn.Module, scaler: LossScaler | None) -> None:
+        """Create the optimizer state. `engine` is DeepSpeed's. Collective."""
         self._engine = engine
         self._optimizer = engine.optimizer
         self._inner: EngineOptimizer = engine.optimizer.optimizer
         self._scaler = scaler
-        self._norm_limit = no_limit
+        self._norm_limit: Callable[[], float] = lambda: math.inf
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._pieces = list(pieces(self._optimizer, names))
         create_state(self._pieces, self._inner)
         self._guard_inner_step()
-        with torch.no_grad():
-            for piece in self._pieces:  # DeepSpeed made its fp32 weights from rounded ones
-                value = trainable.initial_value(piece.name, piece.shape).flatten()
-                piece.of(piece.flat).copy_(value[piece.start : piece.start + piece.count])
+
+    def draw_initial_values(self, initial_value: InitialValue, alive: Callable[[], None] = lambda: None) -> None:
+        """See `Engine.draw_initial_values`. Collective."""
+        parts = [
+            HeldPart(piece.name, (piece.shape.numel(),), (piece.start,), piece.of(piece.flat)) for piece in self._pieces
+        ]
+        fill_parts(parts, initial_value, alive)
         self.refresh_working_weights()
 
     def _guard_inner_step(self) -> None:
@@ -103,13 +112,17 @@ class ZeroEngine:
             sums.append(loss.sums.detach().float())
         return torch.stack(sums).sum(dim=0)
 
-    def step(self, lr: float, max_grad_norm: float, norm_limit: Callable[[], float] = no_limit) -> float:
+    def step(
+        self, lr: float, max_grad_norm: float, norm_limit: NormLimit = no_limit, values: Tensor | None = None
+    ) -> float:
         """See `Engine.step`. Collective."""
         for group in self._inner.param_groups:
             group["lr"] = lr
         self._optimizer.clip_grad = max_grad_norm
-        self._norm_limit = norm_limit
+        totals = None if values is None else sum_over_ranks(values)
+        self._norm_limit = cache(lambda: norm_limit([] if totals is None else totals.tolist()))
         self._engine.step()
+        self._norm_limit()  # DeepSpeed does not call the inner optimizer if fp16 has overflowed
         norm = self._norm()
         if self._scaler is not None:
             self._scaler.update(math.isfinite(norm))

@@ -61,6 +61,8 @@ def deepspeed_config(config: ParallelConfig, device: torch.device) -> dict[str, 
             "stage3_max_reuse_distance": 0 if config.reshard_after_forward else 2**60,
             "stage3_max_live_parameters": 2**60,
         }
+    elif device.type != "cpu":
+        zero["overlap_comm"] = True  # DeepSpeed's default for stage 3 alone
     if config.cpu_offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type != "cpu"}
     settings: dict[str, Any] = {
