@@ -22,6 +22,7 @@ from parallel.config import ParallelConfig
 from parallel.engine import Engine, Trainable
 from parallel.environ import read_world
 from train.device_batch import loss_by_source, to_device
+from train.model.attention import AttentionChoice, choose_form
 from train.model.config import ModelConfig
 from train.model.flops import flops_per_token, measure_matmul_peak
 from train.model.gpt import GPT, initial_value
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="124M")
     parser.add_argument("--engine", default="single")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--attention", default="auto", help="parallel.attention: auto, flex, flash or cudnn")
     parser.add_argument("--micro-batch-size", type=int, default=8)
     parser.add_argument("--documents", type=int, default=4, help="documents per row")
     parser.add_argument("--steps", type=int, default=30)
@@ -77,9 +79,10 @@ def main() -> None:
         engine=options.engine, precision=options.precision, compile=options.compile, device=options.device
     )
     runtime = start(config, read_world(os.environ))
+    attention = choose_form(options.attention, runtime.device.type, options.precision)
     peak = measure_matmul_peak(runtime.device, torch.bfloat16, seconds=1.0)
     trainable = Trainable(
-        build=partial(GPT, model),
+        build=partial(GPT, model, AttentionChoice(attention)),
         initial_value=partial(initial_value, config=model, seed=1),
         optimizer=partial(build_optimizer, config=OptimConfig(lr=1e-4)),
     )
@@ -95,8 +98,9 @@ def main() -> None:
         memory = torch.cuda.max_memory_allocated(runtime.device) / 2**30 if runtime.device.type == "cuda" else 0.0
         mfu = flops / peak / runtime.world.world_size
         print(
-            f"{options.model} {options.engine} {options.precision} on {runtime.world.world_size} x {name}, "
-            f"torch {torch.__version__}: {tokens / median:,.0f} tokens/s, {flops / 1e12:.2f} TFLOP/s, MFU {mfu:.1%} "
+            f"{options.model} {options.engine} {options.precision}, attention {attention}, "
+            f"on {runtime.world.world_size} x {name}, torch {torch.__version__}: {tokens / median:,.0f} tokens/s, "
+            f"{flops / 1e12:.2f} TFLOP/s, MFU {mfu:.1%} "
             f"of a measured {peak / 1e12:.2f} TFLOP/s, {memory:.2f} GiB, first step {first:.1f} s, then "
             f"{min(warm):.4f} to {max(warm):.4f} s"
         )

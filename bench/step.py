@@ -163,11 +163,18 @@ def _ratio(slow: Contender, fast: Contender) -> tuple[float, float, float]:
 
 
 def machine() -> str:
-    """Processors, operating system and torch of this machine, as one line."""
+    """Processors, their matrix instructions, operating system and torch of this machine, as one line."""
     names = [
         line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
-    return f"{len(names)} x {names[0]}, {platform.system()}, torch {torch.__version__}"
+    supported = {
+        "AMX": torch.cpu._is_amx_tile_supported(),
+        "AVX-512 with bf16": torch.cpu._is_avx512_bf16_supported(),
+        "AVX-512": torch.cpu._is_avx512_supported(),
+        "AVX2": torch.cpu._is_avx2_supported(),
+    }
+    kind = next((name for name, is_supported in supported.items() if is_supported), "no wide vectors")
+    return f"{len(names)} x {names[0]} ({kind}), {platform.system()}, torch {torch.__version__}"
 
 
 def main() -> None:

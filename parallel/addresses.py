@@ -9,7 +9,13 @@ import socket
 
 import psutil
 
+from parallel.environ import World
 from parallel.errors import LaunchError
+
+LOOPBACK = "lo"
+"""The interface that only this machine can reach."""
+BACKLOG = 4096
+"""Connections that wait to be accepted: at the start all ranks connect at once."""
 
 
 def address_of(host: str) -> str:
@@ -72,6 +78,21 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens at this address of this machine alone, so that no other network reaches it.
+
+    OSError if the port is taken."""
+    server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, port))
+        server.listen(BACKLOG)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
 def reached_at(host: str, port: int, is_head: bool) -> tuple[str, str]:
     """The address and the interface at which other nodes reach this machine. `host` is how they name the head node.
 
@@ -84,3 +105,22 @@ def reached_at(host: str, port: int, is_head: bool) -> tuple[str, str]:
             f"node {host}; check the head node's address"
         )
     return address, interface
+
+
+def on_one_machine(world: World) -> bool:
+    """Whether no rank is on another machine. The name `localhost` alone does not say so: Kubernetes operators give it
+    to the first of several pods."""
+    return world.world_size == world.local_world_size or world.head in ("127.0.0.1", "::1")
+
+
+def meeting_point(world: World) -> tuple[str, bool]:
+    """The address at which the ranks find rank 0, and whether rank 0 can listen there and nowhere else."""
+    if on_one_machine(world):
+        return "::1" if world.head == "::1" else "127.0.0.1", True
+    address = address_of(world.head)
+    if not is_loopback(address) and address not in own_addresses():
+        return world.head, False
+    try:
+        return head_here(world.head), True  # a name of this machine may mean 127.0.1.1 here, but not elsewhere
+    except LaunchError:
+        return world.head, False

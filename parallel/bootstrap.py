@@ -17,19 +17,24 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallel.addresses import address_of, is_loopback, reached_at
+from parallel.addresses import LOOPBACK, address_of, is_loopback, listen, meeting_point, on_one_machine, reached_at
 from parallel.config import ParallelConfig
 from parallel.engines.fp8 import require_fp8
 from parallel.environ import World
 from parallel.errors import LaunchError
 from parallel.host_memory import keep_freed_memory
 from parallel.layout import Layout, resolve_layout
-from parallel.mesh import build_mesh, data_parallel_group
+from parallel.mesh import build_mesh, data_parallel_group, limit_collectives
+from parallel.nvidia import bind_near_gpu, record_nccl, warn_of_sockets
 
 log = logging.getLogger(__name__)
 
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that restrict which devices a process sees."""
+
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_ENABLE_TIMING": "1"}
+"""Variables that switch torch's flight recorder on: it keeps the newest collectives of each rank, and whether the
+device has started them. The watchdog reads it when a run hangs."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,18 @@ def start(config: ParallelConfig, world: World) -> Runtime:
         keep_freed_memory()
     else:
         torch.accelerator.set_device_index(device)
+    if device.type == "cuda":
+        bind_near_gpu(device)
     if config.engine == "single":
         return Runtime(world, layout, device, None, None)
-    bind_gloo(world, os.environ)
+    bind_interfaces(world, os.environ)
+    nccl_output = record_nccl(world, os.environ) if device.type == "cuda" else None
     _join(world, device, config.timeout_seconds)
+    warn_of_sockets(nccl_output, world)
     mesh = build_mesh(layout, device.type)
-    return Runtime(world, layout, device, mesh, data_parallel_group(mesh))
+    group = data_parallel_group(mesh)
+    limit_collectives(config.timeout_seconds)
+    return Runtime(world, layout, device, mesh, group)
 
 
 def sees_own_device(world: World, env: Mapping[str, str]) -> bool:
@@ -107,18 +118,18 @@ def choose_device(name: str, local_rank: int, own_device: bool = False) -> torch
     return torch.device(present.type, local_rank)
 
 
-def bind_gloo(world: World, env: MutableMapping[str, str]) -> None:
-    """Make gloo use the interface that leads to the other nodes, through `GLOO_SOCKET_IFNAME` in `env`.
+def bind_interfaces(world: World, env: MutableMapping[str, str]) -> None:
+    """Make gloo and NCCL use loopback if all ranks are on this machine, else the interface towards the other nodes.
 
-    By default gloo uses the address of this machine's name, often 127.0.1.1, which other nodes cannot reach. Raises
-    LaunchError if the interface cannot be found."""
-    if world.world_size == world.local_world_size or "GLOO_SOCKET_IFNAME" in env:
-        return
-    address = address_of(world.head)
-    if world.head in (address, "localhost") and is_loopback(address):  # all ranks are on this machine
-        return
-    is_head = world.rank == 0 or is_loopback(address)
-    _, env["GLOO_SOCKET_IFNAME"] = reached_at(world.head, world.port, is_head)
+    By default gloo uses the address of this machine's name, often 127.0.1.1, which other nodes cannot reach, and other
+    machines can reach what needs no network. Changes `env`, but no variable that it has. Raises LaunchError if the
+    interface cannot be found."""
+    if on_one_machine(world):
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            env.setdefault(name, LOOPBACK)
+    elif "GLOO_SOCKET_IFNAME" not in env and world.head != "localhost":
+        is_head = world.rank == 0 or is_loopback(address_of(world.head))
+        _, env["GLOO_SOCKET_IFNAME"] = reached_at(world.head, world.port, is_head)
 
 
 def _join(world: World, device: torch.device, timeout_seconds: float) -> None:
@@ -126,36 +137,49 @@ def _join(world: World, device: torch.device, timeout_seconds: float) -> None:
     backend = "gloo"
     if device.type != "cpu":
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
+    for name, value in RECORDER.items():
+        os.environ.setdefault(name, value)
     timeout = timedelta(seconds=timeout_seconds)
     if world.world_size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
-    head = f"[{world.head}]" if ":" in world.head else world.head
     try:
-        if world.rank:
-            _wait_for_rank_0(world, timeout_seconds)
+        store = _store(world, timeout)
+        device_id = device if device.type == "cuda" else None
         dist.init_process_group(
-            backend,
-            init_method=f"tcp://{head}:{world.port}",
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
+            backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout, device_id=device_id
         )
     except (dist.DistError, OSError) as error:
         reason = str(error).splitlines()[0]  # the rest is a stack of C++ frames
+        head = f"[{world.head}]" if ":" in world.head else world.head
         raise LaunchError(
             f"rank {world.rank} of {world.world_size} could not connect to the other ranks at {head}:{world.port}: "
             f"{reason}; check that rank 0 runs on that host and that the port is free and not behind a firewall"
         ) from None
 
 
-def _wait_for_rank_0(world: World, timeout_seconds: float) -> None:
+def _store(world: World, timeout: timedelta) -> dist.Store:
+    """The store through which the ranks find each other. Rank 0 serves it, unless torchrun does. Collective."""
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, is_certain = (world.head, False) if of_torchrun else meeting_point(world)
+    is_server, server = world.rank == 0 and not of_torchrun, None
+    if not is_server:
+        _wait_for_rank_0(host, world.port, timeout.total_seconds())
+    elif is_certain:
+        server = listen(host, world.port).detach()
+    else:  # such as behind address translation
+        log.warning("rank 0 listens on all interfaces: %s is not an address of this machine", world.head)
+    size = None if of_torchrun else world.world_size
+    store = dist.TCPStore(host, world.port, size, is_server, timeout, master_listen_fd=server)
+    return dist.PrefixStore("default_pg", store)
+
+
+def _wait_for_rank_0(host: str, port: int, timeout_seconds: float) -> None:
     """Wait until rank 0 listens. Raises OSError: torch's own client would print a page of C++ frames."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:
-            socket.create_connection((world.head, world.port), timeout=5).close()
+            socket.create_connection((host, port), timeout=5).close()
             return
         except OSError as error:
             if time.monotonic() > deadline:

@@ -36,7 +36,10 @@ class ParallelConfig(BaseModel):
     cpu_offload: bool = False
     """Whether zero1, zero2 and zero3 keep the optimizer state in host memory."""
     compile: bool = False
-    """Whether torch.compile compiles each block."""
+    """Whether torch.compile compiles each block, and the chunks of the loss."""
+    attention: Literal["auto", "flex", "flash", "cudnn", "products", "sdpa"] = "auto"
+    """Form of attention: flex, flash or cudnn on CUDA, products or sdpa on a CPU; auto chooses by what the device
+    supports."""
     activation_memory_budget: float = Field(default=1.0, ge=0, le=1)
     """Share of a block's activations that compiled blocks keep. The compiler recomputes those that cost least."""
     device: str = "auto"
@@ -47,8 +50,8 @@ class ParallelConfig(BaseModel):
     @model_validator(mode="after")
     def _combinations(self) -> "ParallelConfig":
         """`replicate`, `shard` and `reduce_every_micro_batch` are for `fsdp2` only. `tensor` is for `fsdp2` and `ddp`.
-        `reshard_after_forward` is for `fsdp2` and `zero3`. `cpu_offload` is for `zero1`, `zero2` and `zero3`. `compile`
-        does not work with `tensor` above 1. `checkpoint_every_k_blocks` needs `activation_checkpointing`."""
+        `reshard_after_forward` is for `fsdp2` and `zero3`. `cpu_offload` is for `zero1`, `zero2` and `zero3`.
+        `checkpoint_every_k_blocks` needs `activation_checkpointing`."""
         if self.shard == 0:
             raise ValueError("shard (0) must be at least 1; set it to -1 to use the remaining ranks")
         if self.engine != "fsdp2":
@@ -62,11 +65,6 @@ class ParallelConfig(BaseModel):
         if not self.engine.startswith("zero"):
             self._only_with(
                 "zero1, zero2 or zero3", "cpu_offload", False, "the other engines keep all state on the device"
-            )
-        if self.compile and self.tensor != 1:
-            raise ValueError(
-                f"compile (true) does not work with tensor ({self.tensor}): torch 2.13 computes different gradients "
-                "for compiled blocks that are split; set compile to false, or tensor to 1"
             )
         if self.activation_checkpointing == "none" and self.checkpoint_every_k_blocks != 1:
             raise ValueError(

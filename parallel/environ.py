@@ -198,6 +198,15 @@ def _range(piece: str, text: str) -> list[str]:
     return [f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1)]
 
 
+def expand_cpus(text: str) -> set[int]:
+    """The CPUs of the kernel's list: `0-2,8` gives 0 1 2 8. ValueError if the text is none."""
+    found: set[int] = set()
+    for item in filter(None, text.strip().split(",")):
+        low, _, high = item.partition("-")
+        found |= set(range(int(low), int(high or low) + 1))
+    return found
+
+
 def expand_counts(text: str) -> list[int]:
     """The tasks of each node from Slurm's shorthand: `2(x3),1` gives 2 2 2 1. LaunchError if the text is none."""
     if not re.fullmatch(rf"({COUNT}(,{COUNT})*)?", text):

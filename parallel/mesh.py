@@ -1,6 +1,8 @@
 """The process groups of a layout, as torch's DeviceMesh with an axis for each of the layout's."""
 
-from torch.distributed import ProcessGroup
+from datetime import timedelta
+
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parallel.layout import Layout
@@ -14,3 +16,10 @@ def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
 def data_parallel_group(mesh: DeviceMesh) -> ProcessGroup:
     """The ranks along replicate x shard: they see different data and have one position on `tensor`. Collective."""
     return mesh["replicate", "shard"]._flatten("data").get_group()
+
+
+def limit_collectives(seconds: float) -> None:
+    """Let no collective of any group of this rank take longer than this. torch gives new groups 10 or 30 minutes."""
+    for group in list(distributed_c10d._world.pg_map):
+        if distributed_c10d.get_backend(group) != "fake":  # its collectives complete immediately
+            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)

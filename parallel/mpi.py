@@ -7,7 +7,7 @@ torch's own process groups.
 import socket
 from dataclasses import replace
 
-from parallel.addresses import head_here
+from parallel.addresses import head_here, listen
 from parallel.environ import World
 from parallel.errors import LaunchError
 
@@ -46,7 +46,6 @@ def meet(world: World) -> World:
 
 def _free_endpoint(is_one_node: bool) -> tuple[str, int]:
     """An address that the other ranks can reach, and a port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    return ("127.0.0.1" if is_one_node else head_here(socket.gethostname())), port
+    head = "127.0.0.1" if is_one_node else head_here(socket.gethostname())
+    with listen(head, 0) as probe:
+        return head, probe.getsockname()[1]

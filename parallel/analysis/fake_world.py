@@ -67,7 +67,9 @@ def describe_rank(
 ) -> RankDescription:
     """Simulate rank `rank` of `world_size`. Raises LaunchError if the recipe does not fit the world.
 
-    `micro_batches(runtime)` makes the micro batches of one step, on CPU."""
+    `micro_batches(runtime)` makes the micro batches of one step, on CPU. Nothing is compiled: that changes neither what
+    a rank holds nor what it sends."""
+    config = config.model_copy(update={"compile": False, "activation_memory_budget": 1.0})
     if not 0 <= rank < world_size:
         raise LaunchError(f"--fake-rank ({rank}) must be at least 0 and below --fake-world ({world_size})")
     layout = resolve_layout(config, world_size)

@@ -12,7 +12,7 @@ sees the recomputation, so its partitioner follows the selective choice.
 
 With `parallel.activation_memory_budget` below 1 nothing is wrapped. The compiler's partitioner keeps that share of the
 activations that it would keep. It recomputes those that cost the fewest FLOP, by the FLOP formulas of operations;
-`keepstep::attention` brings its own.
+those of `train/model/kernels` bring their own.
 """
 
 import functools
@@ -36,7 +36,10 @@ KEPT = frozenset(
         "aten::_scaled_dot_product_cudnn_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "flex_attention",
+        "inductor_compiled_code",  # FlexAttention in blocks that are not compiled (`train/model/kernels/cuda.py`)
+        "torch_attn::_varlen_attn",
         "keepstep::attention",
+        "keepstep::document_attention",
     }
 )
 """Operations whose results `selective` keeps: expensive to compute, small to store."""
@@ -57,6 +60,7 @@ def apply_to_blocks(model: nn.Module, config: ParallelConfig) -> None:
             block.forward = functools.partial(checkpoint, block.forward, **options)
         if config.compile:
             block.forward = torch.compile(block.forward)
+    setattr(model.get_submodule("head"), "compiled", config.compile)  # noqa: B010 (a module's attributes have no types)
 
 
 def _keep_or_recompute(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -14,18 +14,25 @@ from parallel.sharded import as_sharded, local_part
 EPSILON = 1e-6
 
 
-def global_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
-    """L2 norm over all elements of all ranks, with the same bits on every rank, on the device. Shape (). Collective.
+def global_norm(
+    gradients: Iterable[Tensor], device: torch.device, values: Tensor | None = None
+) -> tuple[float, list[float]]:
+    """L2 norm over all elements of all ranks, and the sums of `values` over all ranks, by one collective. Collective.
 
-    Each rank adds up the squares of its elements, divided by the number of ranks that hold the same elements. So one
-    sum over all ranks is right in every layout, and a NaN on one rank becomes a NaN on all."""
+    Both have the same bits on every rank. Each rank adds up the squares of its elements, divided by the number of ranks
+    that hold the same elements. So one sum over all ranks is right in every layout, and a NaN on one rank becomes a NaN
+    on all. `values` is a vector in fp64 on the device."""
     by_replicas: dict[int, list[Tensor]] = {}
     for gradient in gradients:
         by_replicas.setdefault(_replicas(gradient), []).append(local_part(gradient))
     squares = torch.zeros((), device=device)
     for replicas, tensors in by_replicas.items():
         squares += get_total_norm(tensors).square() / replicas
-    return sum_over_ranks(squares).sqrt()
+    squares = squares.double()[None]
+    totals = sum_over_ranks(squares if values is None else torch.cat((squares, values)))
+    totals[:1] = totals[:1].float().sqrt()
+    norm, *sums = totals.tolist()
+    return norm, sums
 
 
 def _replicas(gradient: Tensor) -> int:

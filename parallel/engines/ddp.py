@@ -20,21 +20,20 @@ from parallel.engine import Trainable
 from parallel.engines.blocks import apply_to_blocks
 from parallel.engines.fsdp2 import build_fsdp2
 from parallel.engines.precision import DTYPES, LossScaler
-from parallel.engines.torch_engine import TorchEngine, build_without_values, fill
+from parallel.engines.torch_engine import TorchEngine, build_without_values
 
 
 def build_ddp(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
-    """The engine `ddp`, with initial weights. Collective."""
+    """The engine `ddp`, with weights that are not set yet. Collective."""
     if runtime.layout.tensor > 1:
         return build_fsdp2(config, runtime, trainable)
     model = build_without_values(trainable.build, runtime.device)
-    fill(model, trainable.initial_value)
     apply_to_blocks(model, config)
     wrapped = DistributedDataParallel(
         model,
         process_group=runtime.data_parallel_group,
         gradient_as_bucket_view=True,
-        init_sync=False,  # `fill` gave every rank the same bits
+        init_sync=False,  # initial values have the same bits on every rank
     )
 
     def exchange(is_last: bool) -> AbstractContextManager[None]:

@@ -1,6 +1,7 @@
 """Fully sharded data parallel (torch's `fully_shard`): each rank holds a slice of all weights, gradients and state.
 
-Each block is one unit. The parts outside of blocks (embedding, last norm, head) form the outer unit.
+Each block is one unit. The embeddings form another one, and the last norm with the head a third. A tied head has the
+embedding's matrix, so then these two are one unit, the outer one.
 
 | when                          | what moves, per parameter of the unit (w bytes: 4 in fp32, else 2)     |
 | ----------------------------- | ---------------------------------------------------------------------- |
@@ -9,8 +10,11 @@ Each block is one unit. The parts outside of blocks (embedding, last norm, head)
 | after a unit's backward       | reduce-scatter of fp32 gradients: 4, in each micro batch or only the last |
 | after the last backward, HSDP | all-reduce of the gradient's slice over `replicate`: 4 / shard         |
 
-The outer unit is needed at both ends of a pass and stays gathered between forward and backward. With
-`reduce_every_micro_batch` false, earlier micro batches send nothing and keep whole fp32 gradients instead.
+The units of the head and the outer one stay gathered between forward and backward. That of the embeddings is gathered
+once: its backward needs no weights. The head's gradients are reduced first. The embeddings', and so a tied matrix's,
+are complete only at the end of the backward pass. Each unit requests the weights of the next before it computes.
+
+With `reduce_every_micro_batch` false, earlier micro batches send nothing and keep whole fp32 gradients instead.
 
 Memory per parameter and rank, in bytes, with S ranks on the shard axis: 4/S of weight, 4/S of gradient, and 1/S of the
 optimizer state (8 with AdamW). Units that are gathered (the outer one and one or two blocks) take w more.
@@ -18,9 +22,11 @@ optimizer state (8 with AdamW). Units that are gathered (the outer one and one o
 The model is built on the meta device, cut, and then filled slice by slice. No rank ever holds all of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,17 +39,19 @@ from parallel.engine import Trainable
 from parallel.engines.blocks import apply_to_blocks
 from parallel.engines.precision import DTYPES, LossScaler
 from parallel.engines.tensor_parallel import split_model
-from parallel.engines.torch_engine import TorchEngine, build_without_values, fill
+from parallel.engines.torch_engine import TorchEngine, build_without_values
+from parallel.mesh import limit_collectives
 
 
 def build_fsdp2(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> TorchEngine:
-    """The engine `fsdp2`, with initial weights. Collective."""
+    """The engine `fsdp2`, with weights that are not set yet. Collective."""
     assert runtime.mesh is not None
     model = build_without_values(trainable.build, torch.device("meta"))
     root = shard_model(model, config, runtime.mesh)
     materialise(model, runtime.device)
-    fill(model, trainable.initial_value)
-    return wrap_in_engine(root, model, config, runtime, trainable)
+    engine = wrap_in_engine(root, model, config, runtime, trainable)
+    limit_collectives(config.timeout_seconds)  # the optimizer may have made a group
+    return engine
 
 
 def wrap_in_engine(
@@ -74,7 +82,7 @@ def wrap_in_engine(
 
 
 def shard_model(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> FSDPModule:
-    """Cut each block, then the rest, in place. Collective."""
+    """Cut each unit in place. Collective."""
     if mesh["tensor"].size() > 1:
         split_model(model, mesh["tensor"])
     apply_to_blocks(model, config)
@@ -83,13 +91,32 @@ def shard_model(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> F
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    blocks = [
-        fully_shard(block, mesh=data_mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
+    shard = partial(fully_shard, mesh=data_mesh, mp_policy=policy)
+    units = [
+        shard(block, reshard_after_forward=config.reshard_after_forward)
         for block in model.get_submodule("layers").children()
     ]
-    for block, following in pairwise(blocks):  # in the backward pass torch prefetches one block by itself
-        block.set_modules_to_forward_prefetch([following])
-    return fully_shard(model, mesh=data_mesh, mp_policy=policy)
+    if model.get_parameter("head.weight") is not model.get_parameter("embed.weight"):
+        units = [_shard_lookups(model, shard), *units, _shard_head(model, shard)]
+    root = shard(model)
+    for unit, following in pairwise([root, *units]):  # in the backward pass torch prefetches one unit by itself
+        unit.set_modules_to_forward_prefetch([following])
+    return root
+
+
+def _shard_lookups(model: nn.Module, shard: Callable[..., Any]) -> FSDPModule:
+    """The embeddings as one unit. Their backward needs no weights, so they are gathered once."""
+    lookups = [module for module in model.children() if isinstance(module, nn.Embedding)]
+    unit, *_ = shard(lookups, reshard_after_forward=True)
+    unit.set_unshard_in_backward(False)
+    unit.set_modules_to_backward_prefetch([unit])  # nothing; else the last unit of the micro batch before
+    return unit
+
+
+def _shard_head(model: nn.Module, shard: Callable[..., Any]) -> FSDPModule:
+    """The last norm and the head as one unit. The backward pass begins with it, so it stays gathered."""
+    unit, _ = shard([model.get_submodule("norm"), model.get_submodule("head")], reshard_after_forward=False)
+    return unit
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -55,6 +56,8 @@ def split_model(model: nn.Module, tensor_mesh: DeviceMesh) -> None:
         for name, style in getattr(module, "tensor_plan", {}).items():
             if name in parts:
                 parallelize_module(parts[name], tensor_mesh, STYLES[style](parts[name]), src_data_rank=None)
+                if style == "lookup":
+                    parts[name].register_forward_hook(wait_for_output)
     if tied:
         model.get_submodule("head").weight = model.get_parameter("embed.weight")
     uncovered = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
@@ -69,6 +72,26 @@ def split_model(model: nn.Module, tensor_mesh: DeviceMesh) -> None:
             module.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
     group = tensor_mesh.get_group()
     model.loss_by_row = partial(cross_entropy_by_row, group=group)  # pyright: ignore[reportArgumentType]
+
+
+class _Waited(torch.autograd.Function):
+    """The elements of a collective's result, once they have arrived."""
+
+    @staticmethod
+    def forward(ctx: Any, x: AsyncCollectiveTensor) -> Tensor:
+        return x.trigger_wait()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def wait_for_output(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    """A forward hook that waits for a collective.
+
+    In torch 2.13 a compiled function returns no gradient for an input whose collective still runs. Its output then does
+    not require gradients by that input, and nothing says so. The first block has such an input, the embedding."""
+    return _Waited.apply(output) if isinstance(output, AsyncCollectiveTensor) else output  # pyright: ignore[reportReturnType]
 
 
 def dropout_of_part(dropout: nn.Dropout, rank: int, peers: int, x_BTD: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from parallel.bootstrap import Runtime, seed_rank
 from parallel.build_engine import build_engine
 from parallel.collectives import any_rank, gather_objects, sum_over_ranks
 from parallel.engine import Engine
+from parallel.engines.initial import fill_model
 from parallel.engines.tensor_parallel import cross_entropy_by_row
-from parallel.engines.torch_engine import fill
 from parallel.fragments import FlatFragment
 from tests.parallel.engine_trial import (
     LOSS,
@@ -84,9 +84,9 @@ def skip_in_one(settings: dict[str, Any]) -> dict[str, Any]:
     engine.forward_backward(batches, LOSS, overflowing if runtime.data_parallel_rank == 0 else 1.0)
     result["norm of a bad step"] = engine.step(LR, 1.0)
     result["bad step moved"] = not _equal(before, _snapshot(engine))
-    result["norm of a large step"] = one_step(engine, runtime, 1, norm_limit=lambda: 1e-3)[1]
+    result["norm of a large step"] = one_step(engine, runtime, 1, norm_limit=lambda _: 1e-3)[1]
     result["large step moved"] = not _equal(before, _snapshot(engine))
-    result["norm of a good step"] = one_step(engine, runtime, 1, norm_limit=lambda: 1e3)[1]
+    result["norm of a good step"] = one_step(engine, runtime, 1, norm_limit=lambda _: 1e3)[1]
     result["good step moved"] = not _equal(before, _snapshot(engine))
     engine.close()
     return result
@@ -156,7 +156,7 @@ def _losses_with_dropout(runtime: Runtime) -> list[Tensor]:
     made = trainable(dropout=0.3)
     engine = build_engine(config_of(engine="fsdp2", tensor=2), runtime, made)
     whole = made.build()
-    fill(whole, made.initial_value)
+    fill_model(whole, made.initial_value)
     batches, _ = micro_batches(0, runtime, 1)
     seed_rank(1, runtime, 0)
     split = engine.forward_backward(batches, LOSS, 1.0)

@@ -5,7 +5,6 @@ T sequence, V vocabulary.
 
 import dataclasses
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from parallel.bootstrap import Runtime, choose_device, start
 from parallel.build_engine import build_engine
 from parallel.collectives import gather_objects, sum_over_ranks
 from parallel.config import ParallelConfig
-from parallel.engine import CheckpointTensor, Engine, Trainable, no_limit
-from parallel.environ import read_world
+from parallel.engine import CheckpointTensor, Engine, NormLimit, Trainable, no_limit
+from parallel.environ import World, read_world
 from parallel.fragments import FlatFragment
 from parallel.layout import resolve_layout
 from parallel.mesh import build_mesh, data_parallel_group
@@ -52,6 +51,14 @@ def runtime_of(config: ParallelConfig) -> Runtime:
     return Runtime(world, layout, device, mesh, data_parallel_group(mesh))
 
 
+def fake_runtime(config: ParallelConfig, world_size: int = 2) -> Runtime:
+    """Rank 0 of a `fake_group`, on CPU."""
+    layout = resolve_layout(config, world_size)
+    mesh = build_mesh(layout, "cpu")
+    world = World(0, world_size, 0, 1, "", 0, "fake")
+    return Runtime(world, layout, torch.device("cpu"), mesh, data_parallel_group(mesh))
+
+
 class ReportingSwiGLU(SwiGLU):
     """A SwiGLU with an auxiliary loss and two metrics that are sums over tokens, so they add up over any cut."""
 
@@ -70,14 +77,14 @@ def build_reporting(config: ModelConfig) -> GPT:
     return model
 
 
-def trainable(*, reporting: bool = False, **model: Any) -> Trainable:
+def trainable(*, reporting: bool = False, algorithm: Any = "adamw", **model: Any) -> Trainable:
     """The tiny GPT, with the given model settings. `reporting`: its blocks report an auxiliary loss and metrics."""
     shape: dict[str, Any] = {"vocab_size": V, "seq_len": T, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_model": 64}
     config = ModelConfig(**{**shape, **model})
     return Trainable(
         build=lambda: build_reporting(config) if reporting else GPT(config),
-        initial_value=lambda name, shape: initial_value(name, shape, config, seed=1),
-        optimizer=lambda module: build_optimizer(module, OptimConfig(lr=LR)),
+        initial_value=lambda name, pairs: initial_value(name, pairs, config, seed=1),
+        optimizer=lambda module: build_optimizer(module, OptimConfig(lr=LR, algorithm=algorithm)),
     )
 
 
@@ -107,7 +114,7 @@ def micro_batches(step: int, runtime: Runtime, number: int = MICRO_BATCHES) -> t
 
 
 def one_step(
-    engine: Engine, runtime: Runtime, step: int, norm_limit: Callable[[], float] = no_limit
+    engine: Engine, runtime: Runtime, step: int, norm_limit: NormLimit = no_limit
 ) -> tuple[list[float], float]:
     """Sums over all ranks divided by the number of targets: loss by source, then metrics; and the gradient norm."""
     batches, targets = micro_batches(step, runtime)

@@ -2,6 +2,7 @@ import os
 import random
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,16 +57,33 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         (World(1, 4, 1, 2, "here", 29500, "slurm"), {}, "eth0"),
         (World(2, 4, 0, 2, "there", 29500, "slurm"), {}, "eth0"),
         (World(2, 4, 0, 2, "there", 29500, "slurm"), {"GLOO_SOCKET_IFNAME": "ib0"}, "ib0"),
-        (World(0, 2, 0, 2, "here", 29500, "env"), {}, None),
-        (World(1, 2, 0, 1, "127.0.0.1", 29500, "env"), {}, None),
+        (World(0, 2, 0, 2, "here", 29500, "env"), {}, "lo"),
+        (World(1, 2, 0, 1, "127.0.0.1", 29500, "env"), {}, "lo"),
         (World(1, 2, 0, 1, "localhost", 29500, "env"), {}, None),
     ],
 )
 def test_ranks_on_several_nodes_use_the_interface_that_leads_to_the_others(
     world: World, env: dict[str, str], bound: str | None
 ) -> None:
-    bootstrap.bind_gloo(world, env)
+    bootstrap.bind_interfaces(world, env)
     assert env.get("GLOO_SOCKET_IFNAME") == bound
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("world", "found"),
+    [
+        (World(0, 2, 0, 2, "here", 29500, "slurm"), ("127.0.0.1", True)),
+        (World(1, 2, 0, 1, "::1", 29500, "env"), ("::1", True)),
+        (World(0, 4, 0, 2, "here", 29500, "slurm"), ("10.0.0.8", True)),
+        (World(1, 4, 1, 2, "localhost", 29500, "env"), ("10.0.0.8", True)),
+        (World(2, 4, 0, 2, "there", 29500, "slurm"), ("there", False)),
+    ],
+)
+def test_rank_0_listens_on_loopback_or_at_the_address_that_other_nodes_use(
+    world: World, found: tuple[str, bool]
+) -> None:
+    assert addresses.meeting_point(world) == found
 
 
 @pytest.mark.usefixtures("machine")
@@ -74,7 +92,7 @@ def test_a_head_node_whose_name_fits_none_of_its_addresses_is_an_error(monkeypat
     with pytest.raises(
         LaunchError, match=r"the head node here resolves to 127\.0\.1\.1 .* use one of its own addresses: 10"
     ):
-        bootstrap.bind_gloo(World(0, 4, 0, 2, "here", 29500, "slurm"), {})
+        bootstrap.bind_interfaces(World(0, 4, 0, 2, "here", 29500, "slurm"), {})
 
 
 def test_single_needs_no_process_group() -> None:
@@ -126,6 +144,15 @@ def test_zero_gets_the_local_rank_that_srun_does_not_export(monkeypatch: pytest.
     monkeypatch.setattr(bootstrap, "data_parallel_group", lambda _: None)
     start(ParallelConfig(engine="zero1", device="cpu"), World(1, 2, 1, 2, "127.0.0.1", 29500, "slurm"))
     assert os.environ["LOCAL_RANK"] == "1"
+
+
+@pytest.mark.parametrize("settings", [{"engine": "fsdp2", "tensor": 2, "algorithm": "muon"}, {"engine": "zero2"}])
+def test_every_group_of_a_rank_has_the_time_limit_of_the_recipe(settings: dict[str, Any]) -> None:
+    """torch gives half an hour to the groups of a mesh, to those that Muon makes, and to DeepSpeed's."""
+    ranks = run_ranks("tests/parallel/timeout_ranks.py", "timeouts", 4, settings | {"timeout_seconds": 123.0})
+    for found in ranks:
+        assert len(found) > 1, "the groups of the mesh are among them"
+        assert {seconds for each in found.values() for seconds in each} == {123.0}, found
 
 
 def test_ranks_that_cannot_connect_report_the_address_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:

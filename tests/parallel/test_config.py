@@ -32,10 +32,6 @@ MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_model": 64, "d_ff": 12
             r"activation_memory_budget \(0.5\) needs the compiler.*; set compile to true and .* to none",
         ),
         (
-            {"tensor": 2, "compile": True},
-            r"compile \(true\) does not work with tensor \(2\): .*; set compile to false, or tensor to 1",
-        ),
-        (
             {"engine": "zero3", "precision": "fp8"},
             r"precision \(fp8\) is for engine single, ddp or fsdp2, not zero3: .*; set .* or precision to bf16",
         ),

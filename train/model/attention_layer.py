@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from train.model.attention import Boundaries, attend
 from train.model.config import ModelConfig
+from train.model.kernels.linear import Linear
 from train.model.norm import RMSNorm
 from train.model.parameters import Parameter, linear, residual_std, under
 from train.model.rope import rotate
@@ -41,10 +42,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         kv_width = config.kv_heads * config.head_dim
-        self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.key = nn.Linear(config.d_model, kv_width, bias=config.bias)
-        self.value = nn.Linear(config.d_model, kv_width, bias=config.bias)
-        self.output = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.query = Linear(config.d_model, config.d_model, bias=config.bias)
+        self.key = Linear(config.d_model, kv_width, bias=config.bias)
+        self.value = Linear(config.d_model, kv_width, bias=config.bias)
+        self.output = Linear(config.d_model, config.d_model, bias=config.bias)
         self.query_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.key_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
@@ -63,8 +64,10 @@ class Attention(nn.Module):
 
     @staticmethod
     def flops_per_token(config: ModelConfig) -> int:
-        """FLOP of scores and weighted values for one token, forward and backward: 12 H E T (PaLM, appendix B)."""
-        return 12 * config.n_heads * config.head_dim * config.seq_len
+        """FLOP of scores and weighted values for one token, forward and backward: 6 H E T.
+
+        PaLM (appendix B) counts 12 H E T, all T keys. A causal query sees half of them on average."""
+        return 6 * config.n_heads * config.head_dim * config.seq_len
 
     def forward(self, x_BTD: Tensor, boundaries: Boundaries, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """Shape (B, T, D). `rotation` is that of RoPE; None with learned positions."""

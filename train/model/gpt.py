@@ -9,11 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from parallel.engines.normal import standard_normal
 from parallel.sharded import whole_of
-from train.model.attention import find_boundaries
+from train.model.attention import AttentionChoice, find_boundaries
 from train.model.block import Block
 from train.model.config import ModelConfig
 from train.model.feed_forward import feed_forward_class
+from train.model.kernels.linear import Linear
 from train.model.loss import LossByRow, linear_cross_entropy_by_row
 from train.model.mlp import Auxiliary
 from train.model.norm import build_norm, declare_norm
@@ -38,9 +40,10 @@ class GPT(nn.Module):
         "head": "lm_head",
     }
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, attention: AttentionChoice | None = None) -> None:
         super().__init__()
         self.config = config
+        self.attention = attention
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.seq_len, config.d_model) if config.positions == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
@@ -77,7 +80,7 @@ class GPT(nn.Module):
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(positions_BT)
         x_BTD = self.dropout(x_BTD)
-        boundaries = find_boundaries(documents_BT)
+        boundaries = find_boundaries(documents_BT, self.attention)
         rotation = rope_rotation(positions_BT, self.config) if self.config.positions == "rope" else None
         auxiliary: Auxiliary | None = None
         for layer in self.layers.values():
@@ -103,14 +106,17 @@ def _sum(total: Auxiliary | None, reported: Auxiliary) -> Auxiliary:
     return Auxiliary(loss, metrics_M) if total is None else Auxiliary(total.loss + loss, total.metrics_M + metrics_M)
 
 
-class Head(nn.Linear):
+class Head(Linear):
     """The output projection. It computes the fused loss too: engines gather weights around a module's forward."""
+
+    compiled: bool = False
+    """Whether the loss is compiled."""
 
     def forward(self, input: Tensor, labels_BT: Tensor | None = None) -> Tensor:
         """Logits_BTV; or, given labels, the summed loss of each sequence in nats, shape (B,), fp32."""
         if labels_BT is None:
             return super().forward(input)
-        return linear_cross_entropy_by_row(input, self.weight, labels_BT)
+        return linear_cross_entropy_by_row(input, self.weight, labels_BT, compiled=self.compiled)
 
 
 def metric_names(config: ModelConfig) -> tuple[str, ...]:
@@ -125,14 +131,15 @@ def parameter_of(name: str, config: ModelConfig) -> Parameter:
     return GPT.declare(config)[name]
 
 
-def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The whole fp32 initial value of a parameter by its plain name, on CPU.
+def initial_value(name: str, pairs: Tensor, config: ModelConfig, seed: int) -> Tensor:
+    """The fp32 initial values of a parameter, by its plain name (`parallel.engine.InitialValue`).
 
-    Values are drawn from a generator keyed by seed and name, so they are the same bits in any layout. With logits near
+    Each is a function of seed, name and the element's number, so it has the same bits in any layout. With logits near
     zero at the start, the first loss is near ln V."""
     parameter = parameter_of(name, config)
-    if not parameter.std:
-        return torch.ones(shape) if parameter.kind == "gain" else torch.zeros(shape)
-    key = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big") >> 1
     mean = 1.0 if parameter.kind == "gain" else 0.0
-    return torch.empty(shape).normal_(mean, parameter.std, generator=torch.Generator("cpu").manual_seed(key))
+    if not parameter.std:
+        return torch.full((*pairs.shape[:-1], 2 * pairs.shape[-1]), mean, device=pairs.device)
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big")
+    values = standard_normal(key, pairs).mul_(parameter.std)
+    return values.add_(mean) if mean else values

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.model.config import ModelConfig
+from train.model.kernels.linear import Linear
 from train.model.parameters import Parameter, linear, residual_std, under
 
 
@@ -55,9 +56,9 @@ class SwiGLU(FeedForward):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.d_model, config.ff_width, bias=config.bias)
-        self.up = nn.Linear(config.d_model, config.ff_width, bias=config.bias)
-        self.down = nn.Linear(config.ff_width, config.d_model, bias=config.bias)
+        self.gate = Linear(config.d_model, config.ff_width, bias=config.bias)
+        self.up = Linear(config.d_model, config.ff_width, bias=config.bias)
+        self.down = Linear(config.ff_width, config.d_model, bias=config.bias)
 
     @staticmethod
     def declare(config: ModelConfig) -> dict[str, Parameter]:
@@ -79,8 +80,8 @@ class GELU(FeedForward):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.ff_width, bias=config.bias)
-        self.down = nn.Linear(config.ff_width, config.d_model, bias=config.bias)
+        self.up = Linear(config.d_model, config.ff_width, bias=config.bias)
+        self.down = Linear(config.ff_width, config.d_model, bias=config.bias)
 
     @staticmethod
     def declare(config: ModelConfig) -> dict[str, Parameter]:

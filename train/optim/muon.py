@@ -4,8 +4,9 @@ Jordan et al. 2024 (Muon): the update is the momentum, made orthogonal by Newton
 0.2 sqrt(max(rows, columns)) it is as large as AdamW's, so both share one learning rate and one weight decay (Liu et al.
 2025, "Muon is scalable for LLM training", equation 4).
 
-Under FSDP2 and tensor parallelism a matrix is cut, but its update needs the whole. Each rank gathers the momentum of
-one matrix at a time, in bf16, computes the same products and keeps its slice.
+The update of a matrix needs the whole of it. The ranks that hold a matrix, in parts or as copies, deal such work out
+among themselves (`train/optim/dealt.py`): one of them makes the matrix orthogonal, and the others get their parts of
+the update. Momenta and updates move in bf16.
 """
 
 import math
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel.sharded import local_part, part_of, whole_of
+from parallel.sharded import local_part
 from train.optim.adamw import FusedAdamW
+from train.optim.dealt import deal, holders_of, rounds
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
@@ -24,7 +26,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 class MuonAdamW(FusedAdamW):
-    """Muon for groups with `muon` set, AdamW for the others. Under sharding `step` is collective.
+    """Muon for groups with `muon` set, AdamW for the others. On several ranks `step` is collective.
 
     State of a matrix under Muon: `step` and `exp_avg` (the momentum), half of AdamW's."""
 
@@ -35,24 +37,47 @@ class MuonAdamW(FusedAdamW):
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
         return {"step": step, "exp_avg": torch.zeros_like(parameter)}
 
+    def create_state(self) -> None:
+        """See `EngineOptimizer.create_state`; and find the ranks over which each matrix is dealt. Collective."""
+        super().create_state()
+        matrices = [matrix for group in self.param_groups if group["muon"] for matrix in group["params"]]
+        self._holders = {matrix: holders_of(matrix.detach()) for matrix in matrices}
+
     def update_group(self, group: dict[str, Any]) -> None:
-        """Update the parameters of one group that have a gradient. Collective under sharding."""
+        """Update the parameters of one group that have a gradient. Collective on several ranks."""
         if not group["muon"]:
             super().update_group(group)
             return
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                self._update_matrix(parameter, group["lr"], group["weight_decay"])
+        by_ranks: dict[Any, list[Tensor]] = {}
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                by_ranks.setdefault(self._holders[matrix].group, []).append(matrix)
+        for matrices in by_ranks.values():
+            for dealt in rounds(matrices, self._holders[matrices[0]].size):
+                self._update_round(dealt, group["lr"], group["weight_decay"])
 
-    def _update_matrix(self, parameter: Tensor, lr: float, weight_decay: float) -> None:
-        state = self.state[parameter]
-        assert parameter.grad is not None
+    def _update_round(self, matrices: list[Tensor], lr: float, weight_decay: float) -> None:
+        """Update matrices, of which each rank of their group makes at most one orthogonal. Collective."""
+        momenta = [self._momentum(matrix) for matrix in matrices]
+        updates = deal(
+            momenta, [matrix.shape for matrix in matrices], [self._holders[one] for one in matrices], update_of
+        )
+        for matrix, update in zip(matrices, updates, strict=True):
+            part = local_part(matrix)
+            part.mul_(1 - lr * weight_decay).add_(update.to(part.dtype), alpha=-lr)
+
+    def _momentum(self, matrix: Tensor) -> Tensor:
+        """Advance this rank's part of the momentum by a step; returns Nesterov's, in bf16."""
+        assert matrix.grad is not None
+        state, gradient = self.state[matrix], local_part(matrix.grad)
         state["step"] += 1
-        state["exp_avg"].mul_(MOMENTUM).add_(parameter.grad)
-        momentum = parameter.grad.add(state["exp_avg"], alpha=MOMENTUM).bfloat16()  # Nesterov's
-        whole = whole_of(momentum)
-        update = part_of(orthogonal(whole) * (0.2 * math.sqrt(max(whole.shape))), like=parameter)
-        local_part(parameter).mul_(1 - lr * weight_decay).add_(update.to(parameter.dtype), alpha=-lr)
+        momentum = local_part(state["exp_avg"]).mul_(MOMENTUM).add_(gradient)
+        return gradient.add(momentum, alpha=MOMENTUM).bfloat16()
+
+
+def update_of(momentum: Tensor) -> Tensor:
+    """The update of a whole matrix at learning rate 1: orthogonal, and as large as AdamW's."""
+    return orthogonal(momentum) * (0.2 * math.sqrt(max(momentum.shape)))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

@@ -17,12 +17,14 @@ RECIPES = ROOT / "recipes"
 WORLDS = {"laptop": (4, 1), "gpt2-124m": (8, 5), "llama-1b": (128, 3), "llama-8b": (512, 13), "llama-70b": (1024, 513)}
 
 
-def fake(world_size: int, rank: int = 0, **settings: Any):
+def fake(world_size: int, rank: int = 0, model: dict[str, Any] | None = None, **settings: Any):
     def batches(runtime: Any) -> list[Any]:
         return micro_batches(0, runtime, number=2)[0]
 
     config = config_of(**settings)
-    return describe_rank(config, trainable(), world_size=world_size, rank=rank, micro_batches=batches, loss_fn=LOSS)
+    return describe_rank(
+        config, trainable(**(model or {})), world_size=world_size, rank=rank, micro_batches=batches, loss_fn=LOSS
+    )
 
 
 def test_every_recipe_has_a_world_in_this_file() -> None:
@@ -53,6 +55,8 @@ def test_each_recipe_holds_and_sends_on_a_fake_rank_what_the_formulas_say(name: 
         {"engine": "fsdp2", "replicate": 2},
         {"engine": "fsdp2", "reshard_after_forward": False},
         {"engine": "fsdp2", "reduce_every_micro_batch": False, "activation_checkpointing": "selective"},
+        {"engine": "fsdp2", "replicate": 2, "model": {"tied_embeddings": False}},
+        {"engine": "fsdp2", "reduce_every_micro_batch": False, "model": {"tied_embeddings": False}},
         {"engine": "ddp", "precision": "bf16"},
     ],
 )

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from parallel.config import ParallelConfig
-from parallel.engines.blocks import apply_to_blocks
+from parallel.engines.blocks import _keep_or_recompute, apply_to_blocks
+from parallel.engines.initial import fill_model
 from tests.parallel.engine_trial import LOSS, config_of, runtime_of, trainable
 from tests.parallel.engine_trial import micro_batches as batches_of
 
@@ -29,9 +31,7 @@ def gradients(dropout: float = 0.0, **settings: Any) -> list[torch.Tensor]:
     """The gradients of one pass over one micro batch."""
     maker = trainable(dropout=dropout)
     model = maker.build()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(maker.initial_value(name, parameter.shape))
+    fill_model(model, maker.initial_value)
     apply_to_blocks(model, ParallelConfig(**settings))
     batch = batches_of(0, runtime_of(config_of(engine="single")), number=1)[0][0]
     torch.manual_seed(0)
@@ -62,6 +62,31 @@ def test_full_recomputes_every_product_and_selective_none() -> None:
     second = products(activation_checkpointing="full", checkpoint_every_k_blocks=2)
     assert selective == plain < second < full
     assert (full - plain) * 2 == (second - plain) * 3  # 3 blocks against 2 of them
+
+
+def test_selective_keeps_the_result_of_a_function_compiled_on_its_own() -> None:
+    """As FlexAttention is on CUDA in blocks that are not compiled. The function here counts its runs."""
+    runs: list[int] = []
+
+    @torch.library.custom_op("keepstep_tests::counted", mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return x.cos()
+
+    counted.register_fake(torch.empty_like)
+    counted.register_autograd(lambda _, grad: grad)
+
+    def runs_of_a_pass(**options: Any) -> int:
+        torch.compiler.reset()
+        compiled = torch.compile(lambda x: counted(x) * 2, options=options)
+        contexts = partial(create_selective_checkpoint_contexts, _keep_or_recompute)
+        x = torch.ones(4, requires_grad=True)
+        runs.clear()
+        checkpoint(lambda x: compiled(x).sin().sin(), x, use_reentrant=False, context_fn=contexts).sum().backward()  # pyright: ignore[reportOptionalMemberAccess]
+        return len(runs)
+
+    assert runs_of_a_pass(wrap_inductor_compiled_regions=True) == 1
+    assert runs_of_a_pass() == 2
 
 
 def test_parameter_names_stay_plain() -> None:

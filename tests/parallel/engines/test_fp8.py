@@ -34,7 +34,7 @@ def test_names_shapes_and_types_of_parameters_are_those_of_any_precision() -> No
 
 def test_fp8_trains_close_to_bf16_but_not_equally() -> None:
     narrow, narrower = losses({"engine": "single"}, trainable()), losses({"engine": "single"}, emulated())
-    assert narrower == pytest.approx(narrow, rel=3e-3)
+    assert narrower == pytest.approx(narrow, rel=4e-3)
     assert narrower != pytest.approx(narrow, rel=1e-6)
 
 

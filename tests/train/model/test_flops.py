@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import train.model.flops
 from train.model.block import Block
 from train.model.config import ModelConfig
 from train.model.flops import count_parameters, flops_per_token, measure_matmul_peak, step_products
@@ -64,8 +66,24 @@ def test_gpt2_small_has_its_published_size_and_work() -> None:
         bias=True,
     )
     assert count_parameters(gpt2) == 124_439_808
-    assert flops_per_token(gpt2) == 6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024
+    assert flops_per_token(gpt2) == 6 * (124_439_808 - 1024 * 768) + 12 * 6 * 768 * 1024
 
 
 def test_the_measured_peak_is_a_possible_rate() -> None:
     assert 1e8 < measure_matmul_peak(torch.device("cpu"), torch.float32, seconds=0.05) < 1e16
+
+
+def test_the_peak_is_measured_in_the_precision_that_the_model_multiplies_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[torch.dtype] = set()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.mm.default:
+                seen.add(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(train.model.flops, "SLOW", frozenset({torch.float64}))
+    for dtype in (torch.float64, torch.float32):
+        with Products():
+            measure_matmul_peak(torch.device("cpu"), dtype, seconds=0.0)
+        assert seen == {torch.float32}

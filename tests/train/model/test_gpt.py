@@ -1,6 +1,7 @@
 """The model computes what its settings define."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.stream.batch import IGNORE
+from parallel.engines.initial import fill_model
 from train.model.config import ModelConfig
 from train.model.flops import count_parameters
 from train.model.gpt import GPT, initial_value, metric_names
@@ -27,10 +29,13 @@ STYLES = [
 
 def build(config: ModelConfig) -> GPT:
     model = GPT(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(name, parameter.shape, config, seed=1))
+    fill_model(model, partial(initial_value, config=config, seed=1))
     return model
+
+
+def values(name: str, config: ModelConfig, seed: int = 1, count: int = 512 * 512) -> Tensor:
+    """The first initial values of a parameter."""
+    return initial_value(name, torch.arange(count // 2), config, seed)
 
 
 def random_tokens(config: ModelConfig, rows: int = 2) -> Tensor:
@@ -64,18 +69,18 @@ def test_the_first_loss_at_published_vocabularies(vocab_size: int, loss: float) 
 def test_residual_outputs_start_smaller_by_the_root_of_twice_the_layers() -> None:
     config = ModelConfig(vocab_size=64, seq_len=8, n_layers=12, n_heads=4, d_model=512)
     for name in ("layers.3.attention.output.weight", "layers.3.mlp.down.weight"):
-        assert initial_value(name, torch.Size((512, 512)), config, 1).std().item() == pytest.approx(0.00408, rel=0.01)
-    assert initial_value("layers.3.mlp.up.weight", torch.Size((512, 512)), config, 1).std().item() == pytest.approx(
-        0.02, rel=0.01
-    )
+        assert values(name, config).std().item() == pytest.approx(0.00408, rel=0.01)
+    assert values("layers.3.mlp.up.weight", config).std().item() == pytest.approx(0.02, rel=0.01)
 
 
-def test_initial_values_depend_only_on_seed_and_name() -> None:
-    shape = torch.Size((64, 64))
-    first = initial_value("layers.0.mlp.up.weight", shape, LLAMA, 1)
-    assert torch.equal(first, initial_value("layers.0.mlp.up.weight", shape, LLAMA, 1))
-    assert not torch.equal(first, initial_value("layers.1.mlp.up.weight", shape, LLAMA, 1))
-    assert not torch.equal(first, initial_value("layers.0.mlp.up.weight", shape, LLAMA, 2))
+def test_initial_values_depend_only_on_seed_name_and_number() -> None:
+    first = values("layers.0.mlp.up.weight", LLAMA)
+    found = initial_value("layers.0.mlp.up.weight", torch.tensor([[7, 1], [512, 3]]), LLAMA, 1)
+    assert torch.equal(found, first[torch.tensor([[14, 15, 2, 3], [1024, 1025, 6, 7]])])
+    for other in (values("layers.1.mlp.up.weight", LLAMA), values("layers.0.mlp.up.weight", LLAMA, seed=2)):
+        correlation = torch.corrcoef(torch.stack((first, other)))[0, 1].item()
+        assert abs(correlation) < 0.01, "different names and seeds are independent"
+    assert torch.equal(values("norm.weight", LLAMA, count=4), torch.ones(4))
 
 
 @pytest.mark.parametrize("config", STYLES)

@@ -4,10 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import train.model.loss
 from data_pipeline.stream.batch import IGNORE
-from train.model.loss import linear_cross_entropy_by_row
+from parallel.config import ParallelConfig
+from parallel.engines.blocks import apply_to_blocks
+from train.model.config import ModelConfig
+from train.model.gpt import GPT
+from train.model.loss import _through_logits, chunk_tokens, linear_cross_entropy_by_row
 
 B, T, D, V = 4, 24, 32, 160
 
@@ -78,6 +83,48 @@ def test_without_gradients_none_are_computed() -> None:
         loss_B = linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT)
     assert not loss_B.requires_grad
     torch.testing.assert_close(loss_B, linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT).detach())
+
+
+def test_the_compiled_loss_and_its_gradients_equal_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = torch.compile(_through_logits, backend="aot_eager", dynamic=False)  # generates no code
+    monkeypatch.setattr(train.model.loss, "_compiled", lambda: backend)
+    x_BTD, weight_VD, labels_BT = drawn()
+    plain_B, compiled_B = (
+        linear_cross_entropy_by_row(x_BTD, weight_VD, labels_BT, compiled=compiled) for compiled in (False, True)
+    )
+    torch.testing.assert_close(compiled_B, plain_B, rtol=1e-6, atol=1e-6)
+    for actual, expected in zip(
+        torch.autograd.grad(compiled_B.sum(), (x_BTD, weight_VD)),
+        torch.autograd.grad(plain_B.sum(), (x_BTD, weight_VD)),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_head_of_a_compiled_model_compiles_its_loss() -> None:
+    for compile_it in (False, True):
+        with torch.device("meta"):
+            model = GPT(ModelConfig(vocab_size=64, seq_len=8, n_layers=1, n_heads=1, d_model=8))
+        apply_to_blocks(model, ParallelConfig(compile=compile_it))
+        assert model.head.compiled is compile_it
+
+
+def test_the_host_reads_no_result() -> None:
+    """A fake tensor has no elements, so to read one raises an error."""
+    with FakeTensorMode():
+        x_BTD, weight_VD = torch.empty(B, T, D, requires_grad=True), torch.empty(V, D, requires_grad=True)
+        loss_B = linear_cross_entropy_by_row(x_BTD, weight_VD, torch.zeros(B, T, dtype=torch.int64))
+        (loss_B.sum() * 0.5).backward()
+        assert x_BTD.grad is not None
+        assert x_BTD.grad.shape == (B, T, D)
+
+
+def test_chunks_on_a_device_have_two_to_four_thousand_tokens_and_equal_sizes() -> None:
+    assert chunk_tokens("cuda", 16_384, 32_000) == 4096
+    assert chunk_tokens("cuda", 16_384, 131_072) == 2048
+    assert chunk_tokens("cuda", 10_000, 32_000) == 3334
+    assert chunk_tokens("cuda", 100, 131_072) == 100
+    assert chunk_tokens("cpu", 16_384, 8_192) == 512
 
 
 @pytest.mark.gpu

@@ -1,12 +1,17 @@
 """Muon updates matrices by orthogonal steps as large as AdamW's; AdamW updates the rest."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.parallel.ranks import run_ranks
+from tests.train.optim.muon_ranks import step
 from train.model.config import ModelConfig
 from train.model.gpt import GPT
 from train.optim.config import OptimConfig
+from train.optim.dealt import rounds, work_of
 from train.optim.groups import build_optimizer
 from train.optim.muon import MuonAdamW, orthogonal
 
@@ -70,3 +75,59 @@ def test_a_model_learns_with_muon() -> None:
         loss().backward()
         optimizer.step()
     assert loss().item() < first / 4
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"engine": "ddp"},
+    "fsdp2": {"engine": "fsdp2"},
+    "hsdp": {"engine": "fsdp2", "replicate": 2},
+    "tensor and shard": {"engine": "fsdp2", "tensor": 2},
+    "tensor and replicate": {"engine": "ddp", "tensor": 2},
+    "replicate": {"engine": "fsdp2", "replicate": 4},
+}
+"""Layouts of four ranks."""
+DEALT_OVER = {"hsdp": 2, "tensor and replicate": 2}
+"""Number of ranks that hold one copy of a matrix together, where it is not 4."""
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return step({"engine": "single"})
+
+
+@pytest.fixture(scope="module")
+def in_layouts() -> list[dict[str, Any]]:
+    return run_ranks("tests/train/optim/muon_ranks.py", "step_each", 4, LAYOUTS)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_step_has_the_same_bits_in_every_layout(
+    in_layouts: list[dict[str, Any]], alone: dict[str, Any], name: str
+) -> None:
+    """104 rows of d_ff and 40 of d_model: some ranks hold fewer rows than others."""
+    for rank in in_layouts:
+        for weight, value in alone["weights"].items():
+            assert torch.equal(rank[name]["weights"][weight], value), weight
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_rank_does_its_share_of_the_work(
+    in_layouts: list[dict[str, Any]], alone: dict[str, Any], name: str
+) -> None:
+    """Shares differ by less than the largest matrix, and ranks that hold copies in parts repeat nothing else."""
+    dealt_over = DEALT_OVER.get(name, 4)
+    shares = [rank[name]["work"] for rank in in_layouts]
+    assert sum(shares) == alone["work"] * 4 / dealt_over
+    assert max(shares) - min(shares) <= 2 * alone["largest"], "in each of two steps"
+
+
+def test_matrices_are_dealt_by_size() -> None:
+    sizes = [(4096, 4096)] * 9 + [(4096, 14336)] * 7 + [(1024, 4096)] * 5
+    shares = [0] * 4
+    dealt = list(rounds([torch.empty(size, device="meta") for size in sizes], 4))
+    for matrices in dealt:
+        for owner, matrix in enumerate(matrices):
+            shares[owner] += work_of(matrix.shape)
+    assert sum(map(len, dealt)) == len(sizes)
+    assert all(len(matrices) <= 4 for matrices in dealt)
+    assert max(shares) - min(shares) <= work_of((4096, 14336))

@@ -6,7 +6,7 @@ import torch
 
 from parallel.bootstrap import Runtime
 from parallel.engines.zero.engine import build_zero
-from parallel.engines.zero.setup import import_deepspeed
+from parallel.engines.zero.setup import deepspeed_config, import_deepspeed
 from parallel.environ import World
 from parallel.errors import LaunchError
 from parallel.layout import Layout
@@ -49,3 +49,12 @@ def test_deepspeed_does_not_try_out_its_extensions(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(deepspeed.comm, "is_initialized", lambda: True)
     import_deepspeed(config_of(engine="zero2"), torch.device("cpu"))
     assert not deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "overlap"), [("zero1", "cuda", True), ("zero2", "cuda", True), ("zero1", "cpu", None)]
+)
+def test_reductions_overlap_with_the_backward_pass_on_a_device(engine: str, device: str, overlap: bool | None) -> None:
+    """DeepSpeed overlaps them by itself in stage 3 alone. On a CPU there is no stream to overlap on."""
+    settings = deepspeed_config(config_of(engine=engine), torch.device(device))
+    assert settings["zero_optimization"].get("overlap_comm") is overlap

@@ -1,4 +1,4 @@
-"""The attention kernel for CPU: `keepstep::attention`, a custom operator made of large matrix products.
+"""Attention on CPU by large matrix products: the custom operator `keepstep::attention`.
 
 Torch's own kernel for CPU multiplies small tiles at a quarter of the speed of large bf16 products
 (docs/performance.md). Here 128 queries are multiplied by the keys that they reach. The products are large, and few,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.train.model.test_attention import CASES, documents, projections
 from train.model.attention import dense_mask
-from train.model.cpu_attention import CHUNK, _attention, cut, document_starts
+from train.model.kernels.cpu_products import CHUNK, _attention, cut, document_starts
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=3 * CHUNK), st.integers(1, 3))
