@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from launch.proof.trial import Trial
 from train.config_file import load_recipe
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 if TYPE_CHECKING:
     from parallel.bootstrap import Runtime
@@ -94,11 +94,10 @@ def watching(path: str, overrides: list[str], ranks: int) -> None:
 def watch(path: str, overrides: list[str], rank: int, ranks: int, port: int) -> None:
     """Measure one rank's costs relative to a step; rank 0 prints its own. Collective."""
     from parallel.bootstrap import start
-    from parallel.collectives import gather_objects
     from parallel.environ import World
     from train.health.guard import Guard
     from train.health.injected_faults import FaultInjector
-    from train.health.replicas import check_replicas, hash_parts
+    from train.health.replicas import compare_replicas
     from train.health.watchdog import Probe, Watchdog
     from train.records.clock import Clock
 
@@ -125,7 +124,7 @@ def watch(path: str, overrides: list[str], rank: int, ranks: int, port: int) -> 
 
     every, log_every = recipe.guard.compare_replicas_every, recipe.train.log_every
     whole = seconds(step, 5)
-    compared = seconds(lambda: check_replicas(gather_objects(hash_parts(engine.replicated_tensors()))), 20)
+    compared = seconds(lambda: compare_replicas(engine.replicated_tensors(), runtime.device), 20)
     costs = {
         "clock, heartbeat and faults, 4 phases": 4 * seconds(enter, 1000),
         "guard": seconds(judge, 1000),

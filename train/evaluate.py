@@ -6,7 +6,7 @@ import torch
 
 from parallel.collectives import any_rank
 from train.device_batch import count_targets_by_source, loss_by_source, to_device
-from train.losses import sum_over_data_parallel
+from train.exchange import sum_over_data_parallel
 from train.run import Run
 
 

@@ -6,14 +6,11 @@ the position in the data. The learning rate follows `step`, so a skipped batch m
 
 import logging
 
-import torch
-
 from parallel.bootstrap import seed_rank
-from train.device_batch import count_targets_by_source, loss_by_source, to_device
+from train.device_batch import loss_by_source, to_device
 from train.evaluate import evaluate
 from train.exit_codes import FINISHED, STOPPED
 from train.health import garbage
-from train.losses import PendingLosses, sum_over_data_parallel
 from train.optim.schedule import learning_rate
 from train.run import Run
 
@@ -23,12 +20,16 @@ log = logging.getLogger(__name__)
 def train(run: Run) -> int:
     """Train until the recipe's last step or until a rank is asked to stop; return the exit code. Collective."""
     recipe, runtime, engine, guard = run.recipe, run.runtime, run.engine, run.guard
-    n_sources = len(recipe.data.sources)
-    loss_fn = loss_by_source(n_sources)
+    loss_fn = loss_by_source(len(recipe.data.sources))
     tokens_per_step = recipe.train.global_batch_size * recipe.model.seq_len
     progress = run.resumed_at
-    time_is_up = 0.0
+    time_is_up = False
     batches = run.open_batches(progress.data_step)
+
+    def norm_limit(totals: list[float]) -> float:
+        """The gradient norm above which the guard skips the step, by the losses of all ranks."""
+        return guard.norm_limit(batches.receive(totals).mean)
+
     run.keep_recipe()
     if progress.step >= recipe.train.steps:
         log.info(
@@ -40,12 +41,7 @@ def train(run: Run) -> int:
 
     while progress.step < recipe.train.steps:
         run.enter("data", progress.step)
-        micro_batches = next(batches)
-        # One sum over ranks carries all that ranks must agree on before the step: the number of targets in the global
-        # batch, whether a rank quarantined a block of data, whether one was asked to stop, and whether time is up.
-        flags = torch.tensor([run.stream.has_new_quarantine, bool(run.stop), run.is_time_up], dtype=torch.float64)
-        counts = torch.cat((count_targets_by_source(micro_batches, n_sources), flags))
-        *targets_S, quarantined, stop_requested, time_is_up = sum_over_data_parallel(counts, runtime)
+        micro_batches, (targets_S, quarantined, stop_requested, time_is_up) = batches.next_step()
         if stop_requested or time_is_up:
             break
         if quarantined:  # before the batch is used: all ranks must replace the same rows
@@ -62,15 +58,14 @@ def train(run: Run) -> int:
             loss_fn,
             scale=runtime.data_parallel_size / sum(targets_S),
         )
+        if progress.step + 1 < recipe.train.steps:
+            run.enter("data", progress.step + 1)
+            batches.read_next()  # while the device computes
         run.enter("update", progress.step)
-        pending = PendingLosses(sums_R, targets_S, runtime)
         lr = learning_rate(progress.step + 1, recipe.train.steps, recipe.optim)
-        # The only wait for the device in a step. The engine asks for the limit, and so for the losses, once the
-        # gradient norm is on its way: the guard must decide before the weights change.
-        grad_norm = engine.step(
-            lr, recipe.optim.max_grad_norm, lambda pending=pending: guard.norm_limit(pending.gather().mean)
-        )
-        losses = pending.gather()
+        # The only wait for the device in a step: the guard must decide before the weights change.
+        grad_norm = engine.step(lr, recipe.optim.max_grad_norm, norm_limit, batches.values(sums_R))
+        losses = batches.losses
         verdict, why = guard.judge(progress.data_step, losses.mean, grad_norm)
         if verdict == "skip":
             progress = run.skip_batch(progress, why)
@@ -86,6 +81,9 @@ def train(run: Run) -> int:
 
         if recipe.guard.compare_replicas_every and progress.step % recipe.guard.compare_replicas_every == 0:
             run.compare_replicas()
+        saves_locally = bool(recipe.checkpoint.local_dir) and progress.step % recipe.checkpoint.local_every == 0
+        if recipe.evaluates_after(progress.step) or recipe.saves_after(progress.step) or saves_locally:
+            batches.ask_again()  # a stop that is requested meanwhile must not wait for another step
         # Before the save, so that the checkpoint knows its validation loss.
         if recipe.evaluates_after(progress.step) and (validation := evaluate(run, progress.step)):
             progress = progress.evaluated(validation.loss)
@@ -93,13 +91,13 @@ def train(run: Run) -> int:
             log.info("step %d  validation loss %.4f (%d tokens)", progress.step, validation.loss, validation.targets)
         if recipe.saves_after(progress.step):
             run.save(progress)
-        elif recipe.checkpoint.local_dir and progress.step % recipe.checkpoint.local_every == 0:
+        elif saves_locally:
             run.save(progress, local=True)
         run.checkpoints.poll()
         garbage.collect(progress.step)
 
     run.ensure_saved(progress)
-    finished = progress.step >= recipe.train.steps or time_is_up > 0
+    finished = progress.step >= recipe.train.steps or time_is_up
     reason = run.stop.reason if run.stop else None if finished else "another rank was asked to stop"
     if time_is_up:
         reason = f"train.max_seconds ({recipe.train.max_seconds:g})"

@@ -1,29 +1,30 @@
 """A run: the objects that the loop uses, and its actions besides computing steps. `train/start.py` builds it."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import xxhash
 
 from data_pipeline.atomic_file import write_atomic
-from data_pipeline.stream.batch import Batch
 from data_pipeline.stream.stream import Stream
 from parallel.bootstrap import Runtime
 from parallel.collectives import gather_objects
 from parallel.engine import Engine
 from train.checkpoint.manager import CheckpointManager, SavingFailedError
 from train.config import Recipe
-from train.config_file import recipe_as_yaml
+from train.config_file import recipe_as_yaml, resolved_recipe
+from train.exchange import Exchange, StepLosses
 from train.health.guard import Guard
 from train.health.injected_faults import FaultInjector
-from train.health.replicas import check_replicas, hash_parts
+from train.health.replicas import compare_replicas
 from train.health.stop import StopRequest
 from train.health.watchdog import Probe, Watchdog
-from train.losses import StepLosses
+from train.model.attention import AttentionChoice
 from train.model.gpt import metric_names
+from train.records import device_readings
 from train.records.clock import Clock, Lap, uptime
 from train.records.compilation import CompilationMonitor
+from train.records.device_readings import MEMORY
 from train.records.events import EventLog
 from train.records.metrics import Metrics, Speed, step_record
 from train.records.progress import Progress
@@ -56,6 +57,7 @@ class Run:
     guard: Guard
     compilation: CompilationMonitor
     speed: Speed
+    attention: AttentionChoice
     resumed_at: Progress
     """Progress at the start of this attempt."""
     attempt: int
@@ -76,23 +78,28 @@ class Run:
         self.watchdog.enter_phase(phase, step)
         self.faults.inject(phase, step)
 
-    def open_batches(self, data_step: int) -> Iterator[list[Batch]]:
-        """Return this rank's micro batches, one list a step, from a global batch on."""
+    def open_batches(self, data_step: int) -> Exchange:
+        """Return this rank's micro batches, step by step, from a global batch on."""
         train = self.recipe.train
-        return self.stream.steps(
+        batches = self.stream.steps(
             first_step=data_step,
             global_batch_size=train.global_batch_size,
             micro_batch_size=train.micro_batch_size,
             rank=self.runtime.data_parallel_rank,
             world_size=self.runtime.data_parallel_size,
         )
+        return Exchange(batches, self._flags, self.runtime, len(self.recipe.data.sources))
+
+    def _flags(self) -> tuple[bool, bool, bool]:
+        """Return what this rank must tell the others before a step (`train.exchange.Agreement`)."""
+        return self.stream.has_new_quarantine, bool(self.stop), self.is_time_up
 
     def keep_recipe(self) -> None:
         """Write the recipe to the run folder on rank 0. Call when all checks of this start have passed."""
         if self.runtime.world.rank == 0:
-            write_atomic(RunFolder.of(self.recipe).recipe, recipe_as_yaml(self.recipe).encode())
+            write_atomic(RunFolder.of(self.recipe).recipe, resolved_recipe(self.recipe))
 
-    def share_quarantine(self, progress: Progress) -> Iterator[list[Batch]]:
+    def share_quarantine(self, progress: Progress) -> Exchange:
         """Make all ranks replace the blocks that any rank cannot read; return the batches from here on. Collective."""
         self.stream.restore(gather_objects(self.stream.state(progress.data_step)))
         self.record("blocks_quarantined", data_step=progress.data_step)
@@ -105,12 +112,14 @@ class Run:
         if why := self.compilation.report(progress.step, step_seconds):
             self.record("compiled_again", step=progress.step, why=why, took_seconds=round(step_seconds, 3))
         record = step_record(progress, losses.mean, lr, grad_norm, seconds, self.speed.of_step(step_seconds))
+        record |= self.watchdog.readings({MEMORY: record[MEMORY]})
         record |= losses.by_source(self.stream.source_names) | losses.metrics(metric_names(self.recipe.model))
         self.metrics.write_step(progress.step, record | {"attempt": self.attempt}, step_seconds)
         if progress.step == self.resumed_at.step + 1:
             self.book(progress)
         if progress.step % self.recipe.train.log_every == 0:
-            self.watchdog.report_pace(seconds.get("step", 0.0), seconds.get("data_wait", 0.0), self.probe.seconds())
+            pace = seconds.get("step", 0.0), seconds.get("data_wait", 0.0), self.probe.seconds()
+            self.watchdog.report_pace(*pace, readings=device_readings.read())
 
     def save(self, progress: Progress, local: bool = False) -> None:
         """Start a save in the background, to the shared tier or the local one. Collective.
@@ -122,7 +131,7 @@ class Run:
             self.compare_replicas()
         nameless = self.recipe.model_copy(update={"name": "", "runs_dir": ""})
         recipe = xxhash.xxh3_64_hexdigest(recipe_as_yaml(nameless).encode())
-        saved = progress.as_saved(guard=self.guard.state(), recipe_xxh3=recipe)
+        saved = progress.as_saved(guard=self.guard.state(), recipe_xxh3=recipe, attention=self.attention.form)
         self.checkpoints.save(saved, self.engine.state(), self.stream.state(progress.data_step), local=local)
         self.book(progress)
 
@@ -167,7 +176,7 @@ class Run:
 
     def compare_replicas(self) -> None:
         """Raise CorruptionError if ranks that hold replicas of the same tensors disagree. Collective."""
-        check_replicas(gather_objects(hash_parts(self.engine.replicated_tensors())))
+        compare_replicas(self.engine.replicated_tensors(), self.runtime.device)
 
     def _samples(self, progress: Progress) -> dict[str, int]:
         """Return which samples the next batch holds; `keepstep data trace` shows their documents."""

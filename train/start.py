@@ -13,16 +13,17 @@ import torch
 
 from data_pipeline.stream.stream import Stream, open_stream
 from parallel.bootstrap import Runtime, leave_at_once, seed_rank
-from parallel.build_engine import build_engine
+from parallel.build_engine import build_empty_engine
 from parallel.collectives import any_rank, sum_over_ranks
 from parallel.engine import Trainable
 from parallel.engines.precision import DTYPES
 from train.checkpoint.format.attachments import plain_files
-from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.config import Recipe
 from train.errors import ConfigError, DivergedError, ExhaustedError, StoppedError
 from train.exit_codes import FAILED
 from train.health import garbage
+from train.health.device_memory import memory_breakdown
 from train.health.disk_space import check_space
 from train.health.exhausted import exhaustion_in_one_line
 from train.health.guard import Guard
@@ -31,13 +32,15 @@ from train.health.lease import Holder, Lease
 from train.health.stop import StopRequest
 from train.health.watchdog import Probe, Watchdog, is_lost_peer
 from train.health.way_back import way_back
+from train.model.attention import FORMS, AttentionChoice, choose_form
 from train.model.flops import count_parameters, flops_per_token, measure_matmul_peak
 from train.model.gpt import GPT, initial_value
 from train.optim.groups import build_optimizer
 from train.records.clock import Clock, Lap, uptime
 from train.records.compilation import CompilationMonitor
-from train.records.events import EventLog, last_record, read_jsonl
+from train.records.events import EventLog, events_backwards, read_events
 from train.records.goodput import seconds_of_attempts
+from train.records.jsonl import last_record
 from train.records.metrics import Metrics, Speed
 from train.records.peaks import device_peak
 from train.records.progress import Progress
@@ -70,7 +73,8 @@ def open_run(recipe: Recipe, runtime: Runtime, stop: StopRequest, allow: frozens
         with exhaustion_in_one_line(folder.root), _with_way_back(recipe):
             run = _build_run(recipe, runtime, stop, allow, record, watchdog)
             garbage.freeze()
-            yield run
+            with memory_breakdown(run.engine.state, lambda: watchdog.step > run.resumed_at.step):
+                yield run
             run.checkpoints.close()
     except StoppedError:  # raised on all ranks
         watchdog.close()
@@ -138,7 +142,7 @@ def _build_run(
     folder = RunFolder.of(recipe)
     is_rank_0 = runtime.world.rank == 0
     limit = recipe.train.max_seconds if is_rank_0 else None
-    ends_at = math.inf if limit is None else limit - seconds_of_attempts(read_jsonl(folder.events))
+    ends_at = math.inf if limit is None else limit - seconds_of_attempts(read_events(folder.events))
     attempt = _record_start(recipe, runtime, folder, record)
 
     def stage_done() -> None:
@@ -150,6 +154,7 @@ def _build_run(
     faults = FaultInjector(os.environ, runtime.world.rank, folder.checkpoints)
     stream = open_stream(recipe.data, seq_len=recipe.model.seq_len)
     check_fit(recipe, runtime, stream)
+    attention = AttentionChoice(choose_form(recipe.parallel.attention, runtime.device.type, recipe.parallel.precision))
     if is_rank_0:
         check_space(recipe, folder.checkpoints)
     announce(recipe, runtime, stream)
@@ -157,7 +162,8 @@ def _build_run(
     stage_done()
 
     seed_rank(recipe.train.seed, runtime, 0)
-    engine = build_engine(recipe.parallel, runtime, trainable_of(recipe))
+    trainable = trainable_of(recipe, attention)
+    engine = build_empty_engine(recipe.parallel, runtime, trainable)
     faults.attach(engine)
     stage_done()
     checkpoints = CheckpointManager(
@@ -173,6 +179,11 @@ def _build_run(
         alive=watchdog.report_activity,
     )
     saved = resume(checkpoints, engine, stream, record)
+    _keep_attention(attention, recipe, runtime, saved, record)
+    if saved is None:
+        engine.draw_initial_values(trainable.initial_value, watchdog.report_activity)
+    if runtime.device.type != "cpu":
+        checkpoints.prepare(engine.state())
     progress = Progress() if saved is None else Progress.of(saved)
     stage_done()
     return Run(
@@ -200,6 +211,7 @@ def _build_run(
         guard=Guard(recipe.guard, None if saved is None else saved.extra["guard"]),
         compilation=CompilationMonitor(recipe.parallel.compile),
         speed=_measure_speed(recipe, runtime),
+        attention=attention,
         resumed_at=progress,
         attempt=attempt,
         ends_at_uptime=ends_at,
@@ -210,22 +222,34 @@ def _record_start(recipe: Recipe, runtime: Runtime, folder: RunFolder, record: E
     """Write the event `started` on rank 0; return the number of this attempt there, and 0 on other ranks."""
     if runtime.world.rank != 0:  # only rank 0 writes records, so the others need not read the files
         return 0
-    attempt = 1 + sum(event["kind"] == "started" for event in read_jsonl(folder.events))
     previous = last_record(folder.metrics, key="attempt")
+    newest = next(events_backwards(folder.events, ["started"]), None)
+    attempt = 1 + max(known["attempt"] for known in (previous, newest, {"attempt": 0}) if known)
     record(
         "started",
         attempt=attempt,
         world_size=runtime.world.world_size,
         engine=recipe.parallel.engine,
-        previous=previous and {key: previous.get(key) for key in ("attempt", "step", "uptime")},
+        previous=previous and {key: previous[key] for key in ("attempt", "step", "uptime") if key in previous},
     )
     return attempt
 
 
-def trainable_of(recipe: Recipe) -> Trainable:
+def _keep_attention(
+    attention: AttentionChoice, recipe: Recipe, runtime: Runtime, saved: SavedProgress | None, record: EventLog
+) -> None:
+    """Continue with the checkpoint's form of attention, if the recipe leaves it open and this device computes it."""
+    earlier = None if saved is None else saved.extra.get("attention")
+    if recipe.parallel.attention == "auto" and earlier in FORMS.get(runtime.device.type, ()):
+        attention.form = earlier
+    record("attention", form=attention.form)
+    log.info("attention in the form %s", attention.form)
+
+
+def trainable_of(recipe: Recipe, attention: AttentionChoice | None = None) -> Trainable:
     """Return what an engine is built from: model, initial values and optimizer of a recipe."""
     return Trainable(
-        build=partial(GPT, recipe.model),
+        build=partial(GPT, recipe.model, attention),
         initial_value=partial(initial_value, config=recipe.model, seed=recipe.train.seed),
         optimizer=partial(build_optimizer, config=recipe.optim),
     )

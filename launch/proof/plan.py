@@ -56,7 +56,7 @@ def draw_faults(
     for kind in kinds:
         step, rank, phase = dice.randrange(1, steps), dice.randrange(world_size), dice.choice(PHASES)
         step_of_save = every * dice.randrange(1, steps // every)
-        step_with_two_saved = dice.randrange(3 * every, steps)
+        step_with_two_saved = dice.randrange(3 * every + 1, steps)
         match kind:
             case "rank":
                 faults.append(("kill", rank, step, phase))

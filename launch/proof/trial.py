@@ -1,6 +1,7 @@
 """One run of `keepstep prove`, started like any other: on this machine, or on all nodes of a Slurm allocation."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.supervise.secret import VARIABLE, new_secret
 from parallel.environ import job_port
 from parallel.errors import LaunchError
 from train.checkpoint.stores.steps import committed_steps, step_name
 from train.exit_codes import FINISHED, STOPPED
 from train.records.curve import clean_curve
-from train.records.events import read_jsonl
+from train.records.events import read_events
 from train.run_folder import RunFolder
 
 ATTEMPTS = 10
@@ -55,7 +57,8 @@ class Trial:
 
         LaunchError for any other exit code, or after ATTEMPTS starts."""
         self.marks.mkdir(parents=True, exist_ok=True)
-        env = os.environ | {FAULTS_VARIABLE: json.dumps({"marks": str(self.marks.resolve()), "faults": faults})}
+        env = {VARIABLE: new_secret(), **os.environ}  # with which the nodes sign their messages
+        env[FAULTS_VARIABLE] = json.dumps({"marks": str(self.marks.resolve()), "faults": faults})
         log = self.out / f"{self.name}.log"
         for attempt in range(1, ATTEMPTS + 1):
             print(f"run {self.name}, start {attempt}; its log is {log}", file=sys.stderr, flush=True)
@@ -75,7 +78,7 @@ class Trial:
 
     def attempts(self) -> int:
         """Return how often the ranks were started."""
-        return sum(event["kind"] == "started" for event in read_jsonl(RunFolder(self.folder).events))
+        return sum(1 for _ in read_events(RunFolder(self.folder).events, ["started"]))
 
     def world_size(self) -> int:
         """Return the number of ranks of the last attempt."""
@@ -136,13 +139,13 @@ def newest_step_up_to(run: Path, last: int) -> int:
 def curve(run: Path, *names: str) -> dict[int, tuple[float, ...]]:
     """Return these metrics by step. Of a step that was trained twice, the later record counts."""
     records = clean_curve(RunFolder(run).metrics)
-    return {step: tuple(record[name] for name in names) for step, record in records.items()}
+    return {step: tuple(record.get(name, math.nan) for name in names) for step, record in records.items()}
 
 
 def world_size(run: Path) -> int:
     """Return the number of ranks of the run's last attempt. LaunchError if it never started."""
     events = RunFolder(run).events
-    started = [event for event in read_jsonl(events) if event["kind"] == "started"]
+    started = [event for event in read_events(events, ["started"]) if "world_size" in event]
     if not started:
         raise LaunchError(f"{events} has no event `started`, so the number of ranks is not known; name another run")
     return started[-1]["world_size"]

@@ -17,7 +17,7 @@ from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
 from train.checkpoint.format.compare import differences
 from train.exit_codes import FAILED, STOPPED
 from train.health.injected_faults import VARIABLE
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 600

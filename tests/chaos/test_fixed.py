@@ -6,8 +6,8 @@ import pytest
 
 from tests.chaos.harness import LIMIT_SECONDS, Run, fault
 from train.exit_codes import FAILED_FOR_GOOD, FINISHED, STOPPED
-from train.records.events import read_jsonl
 from train.records.goodput import account
+from train.records.jsonl import read_jsonl
 
 LAST = 12
 
@@ -88,7 +88,7 @@ def test_a_stop_signal_to_one_rank_during_the_start_stops_all_before_the_first_s
 
 
 def test_a_rank_that_hangs_is_named_with_its_location_and_its_stack(root: Path, undisturbed: Run) -> None:
-    run = Run(root, "hanging", ("train.hang_seconds=15",))
+    run = Run(root, "hanging", ("train.hang_seconds=60",))
     assert run.train([fault("hang", 1, 5, "forward")]) == FINISHED, run.output
     assert run.losses() == undisturbed.losses()
     assert "rank 1 is behind the others: phase forward, 5 steps done, in train.health.injected_faults:" in run.output
@@ -101,7 +101,7 @@ def test_a_rank_that_hangs_is_named_with_its_location_and_its_stack(root: Path, 
 
 @pytest.mark.slow
 def test_the_other_ranks_name_a_rank_0_that_does_not_answer(root: Path, undisturbed: Run) -> None:
-    run = Run(root, "frozen", ("train.hang_seconds=15",))
+    run = Run(root, "frozen", ("train.hang_seconds=60",))
     assert run.train([fault("freeze", 0, 7, "update")]) == FINISHED, run.output
     assert run.losses() == undisturbed.losses()
     assert "rank 1 (pid " in run.output, "the rank that ended first; rank 0 is stopped and writes nothing"
@@ -122,7 +122,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_a_flipped_bit_is_detected(
 
 def test_a_bit_that_flips_between_the_last_comparison_and_a_save_is_not_saved(root: Path) -> None:
     run = Run(root, "flipped", ("parallel.engine=ddp",))
-    faults = [fault("term", 1, 6, "update"), fault("flipped_weight", 0, 7, "data")]
+    faults = [fault("term", 1, 6, "update"), fault("flipped_weight", 0, 7, "save")]
     assert run.train(faults) == FINISHED, run.output
     assert "ranks 0, 1 hold different replicas of the same weights" in run.output
     assert run.injected() == {0, 1}

@@ -17,7 +17,7 @@ import pytest
 
 from tests.chaos.harness import Run, fault
 from train.exit_codes import FINISHED
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 SEED = int(os.environ.get("KEEPSTEP_CHAOS_SEED", "0"))
 STEPS = 40
@@ -29,7 +29,7 @@ SETTINGS = (
     f"checkpoint.every={EVERY}",
     "checkpoint.keep_last=99",
     "checkpoint.max_failures=9",
-    "train.hang_seconds=20",  # on a busy machine the import of DeepSpeed alone takes 6 s
+    "train.hang_seconds=60",  # on a busy machine the import of DeepSpeed alone takes 6 s
 )
 KINDS = {
     "kill": 3,
@@ -99,7 +99,7 @@ def _one(kind: str, ranks: int, dice: random.Random) -> dict[str, Any]:
     if kind == "signal":
         kind = dice.choice(SIGNALS)
     if kind == "damage":  # after the third save has begun, when two are complete
-        kind, rank, phase, step = dice.choice(DAMAGES), 0, "data", dice.randrange(3 * EVERY, STEPS)
+        kind, rank, phase, step = dice.choice(DAMAGES), 0, "data", dice.randrange(3 * EVERY + 1, STEPS)
     if kind == "flipped_weight":
         phase, step = "data", dice.randrange(1, STEPS)
     return fault(kind, rank, step, phase)

@@ -20,7 +20,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
 from parallel.bootstrap import start
 from parallel.environ import read_world
-from train import loop
+from train import exchange, loop
 from train import run as run_module
 from train import start as train_start
 from train.checkpoint.format.compare import differences
@@ -30,9 +30,10 @@ from train.errors import CheckpointError, DivergedError, ExhaustedError, Stopped
 from train.exit_codes import FINISHED, STOPPED
 from train.health.injected_faults import corrupt_next_gradient
 from train.health.stop import StopRequest
+from train.health.watchdog import Watchdog
 from train.records.clock import KINDS
-from train.records.events import read_jsonl
 from train.records.goodput import Account, account
+from train.records.jsonl import read_jsonl
 from train.run import Run
 from train.start import open_run
 
@@ -207,7 +208,7 @@ def test_a_run_that_is_stopped_at_any_step_saves_and_resumes_bit_for_bit(
     assert job.differs_from(uninterrupted) == []
 
 
-STAGES = ["read_jsonl", "announce", "build_engine", "resume"]
+STAGES = ["events_backwards", "announce", "build_empty_engine", "resume"]
 """Functions of `train.start` that are called before the first step."""
 
 
@@ -239,6 +240,30 @@ def test_a_resumed_run_that_is_stopped_as_it_starts_keeps_its_checkpoints(
     spent = job.account()
     assert spent.seconds["lost_work"] > 0.0, "steps 9 to 12 were trained again"
     assert (spent.kept_steps, spent.lost_steps) == (STEPS, 4)
+
+
+def test_only_a_run_without_a_checkpoint_draws_initial_values(
+    tmp_path: Path, data: Path, uninterrupted: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, data)
+    shutil.copytree(uninterrupted.folder, job.folder)
+    shutil.rmtree(job.folder / f"checkpoints/step-{STEPS:08d}")
+    with monkeypatch.context() as patch:
+        patch.setattr(train_start, "initial_value", lambda *_, **__: 1 // 0)
+        assert job.train(patch) == FINISHED
+        assert job.differs_from(uninterrupted) == []
+        with pytest.raises(ZeroDivisionError):
+            Job(tmp_path, data, "new").train(patch)
+
+
+def test_the_watchdog_hears_of_each_block_of_initial_values(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(Watchdog, "report_activity", lambda self: heard.append(self._phase))
+    Job(tmp_path, data).train(monkeypatch)
+    tensors_of_one_layer = 9
+    assert heard.count("start") > tensors_of_one_layer
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
@@ -329,9 +354,9 @@ def test_a_batch_without_targets_is_skipped_with_its_samples(
 ) -> None:
     job = Job(tmp_path, data)
     calls = iter(range(1000))
-    true = loop.count_targets_by_source
+    true = exchange.count_targets_by_source
     monkeypatch.setattr(
-        loop, "count_targets_by_source", lambda batches, n: true(batches, n) * (0.0 if next(calls) == 3 else 1.0)
+        exchange, "count_targets_by_source", lambda batches, n: true(batches, n) * (0.0 if next(calls) == 3 else 1.0)
     )
     assert job.train(monkeypatch) == FINISHED
     [skipped] = job.events("skipped")

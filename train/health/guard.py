@@ -5,7 +5,7 @@ in a row end the run: the model no longer learns. A spike, far above the values 
 or rolled back, as the recipe says. Every rank decides the same, because it sees only sums over all ranks. A resumed run
 decides the same as an uninterrupted one, because the guard's state is saved with the checkpoints.
 
-    norm = engine.step(..., lambda: guard.norm_limit(loss))     # above the limit the weights stay unchanged
+    norm = engine.step(..., lambda totals: guard.norm_limit(loss))     # above the limit the weights stay unchanged
     match guard.judge(data_step, loss, norm): ...
 """
 

@@ -1,14 +1,17 @@
 """Detects silent corruption: ranks that hold replicas of the same tensors compare hashes of them.
 
 The layout decides what is a replica of what. A plain tensor is the same on all ranks. A DTensor's part is the same on
-ranks that differ only along axes over which it is replicated. The hash is the sum of the bits, read as integers, and is
+ranks that differ only along axes over which it is replicated; without such an axis it has no replica, and is not read.
+The hash is the sum of the bits, read as integers, and is
 computed on the device. It is exact, does not depend on the order of summation, and changes with any single flipped bit.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from parallel.sharded import as_sharded
@@ -24,14 +27,39 @@ class CorruptionError(Exception):
     """Replicas that must be equal differ."""
 
 
+def compare_replicas(tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """Raise CorruptionError if ranks that hold replicas of the same tensors disagree. Collective.
+
+    The hashes move in one small gather of the device. Without replicas nothing is hashed or sent."""
+    if sums := _sums_of_parts({name: tensor for name, tensor in tensors.items() if _has_replicas(tensor)}):
+        check_replicas(_gather(sums, device))
+
+
 def hash_parts(tensors: Mapping[str, Tensor]) -> PartHashes:
-    """Hashes of this rank's parts of the tensors. Synchronizes with the device once for each kind of part."""
+    """Hashes of this rank's parts of the tensors. Waits for the device."""
+    return {part: int(total.item()) for part, total in _sums_of_parts(tensors).items()}
+
+
+def _sums_of_parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The hash of each part, still on the device. Shape ()."""
     sums: dict[str, Tensor] = {}
     for tensor in tensors.values():
         part, local = _part(tensor)
         bits = local.detach().contiguous().view(-1).view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)
         sums[part] = 31 * sums[part] + bits if part in sums else bits
-    return {part: int(bits.item()) for part, bits in sums.items()}
+    return sums
+
+
+def _gather(sums: Mapping[str, Tensor], device: torch.device) -> list[PartHashes]:
+    """The hashes of all ranks, in order of rank. Parts, of which all ranks have equally many, are named by a number.
+
+    Collective."""
+    names = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big") >> 1 for part in sums]
+    own = torch.stack((torch.tensor(names, device=device), torch.stack([total.to(device) for total in sums.values()])))
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)  # pyright: ignore[reportUnknownMemberType]
+    rows: list[list[list[int]]] = torch.stack(gathered).tolist()  # pyright: ignore
+    return [dict(zip(map(str, parts), hashes, strict=True)) for parts, hashes in rows]
 
 
 def check_replicas(hashes_by_rank: Sequence[PartHashes]) -> None:
@@ -51,6 +79,15 @@ def check_replicas(hashes_by_rank: Sequence[PartHashes]) -> None:
             f"rank {_listed(different)} holds other weights than the {count} ranks with replicas of them: its memory "
             "or its processor is faulty; remove that machine"
         )
+
+
+def _has_replicas(tensor: Tensor) -> bool:
+    """Whether another rank holds the same elements."""
+    sharded = as_sharded(tensor)
+    if sharded is None:
+        return dist.is_initialized() and dist.get_world_size() > 1
+    axes = zip(sharded.placements, sharded.device_mesh.shape, strict=True)
+    return any(placement.is_replicate() and size > 1 for placement, size in axes)
 
 
 def _part(tensor: Tensor) -> tuple[str, Tensor]:

@@ -9,7 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from train.health.replicas import CorruptionError, check_replicas, hash_parts
+from tests.parallel.ranks import run_ranks
+from train.health import replicas
+from train.health.replicas import CorruptionError, check_replicas, compare_replicas, hash_parts
 
 
 @given(st.sampled_from([torch.float32, torch.bfloat16, torch.float64]), st.integers(0, 11), st.integers(0, 15))
@@ -63,3 +65,49 @@ def test_the_placements_decide_what_is_a_replica() -> None:
         assert set(hash_parts({"a": sharded, "b": replicated, "c": local})) == {"shard=1", ""}
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "placements", "hashed"),
+    [
+        ((1, 4), [Replicate(), Shard(0)], 0),
+        ((1, 4), [Shard(0), Shard(0)], 0),
+        ((2, 2), [Replicate(), Shard(0)], 4),
+        ((2, 2), [Shard(0), Shard(1)], 0),
+        ((4, 1), [Replicate(), Replicate()], 4),
+    ],
+)
+def test_only_tensors_with_replicas_are_hashed(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], placements: list[Replicate | Shard], hashed: int
+) -> None:
+    """Under pure sharding nothing of the weights is read or sent."""
+    compared: list[int] = []
+
+    def sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        compared.extend(tensor.to_local().numel() for tensor in tensors.values() if isinstance(tensor, DTensor))
+        return {}
+
+    monkeypatch.setattr(replicas, "_sums_of_parts", sums)
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+        weight = DTensor.from_local(torch.ones(2, 2), mesh, placements, run_check=False)
+        compare_replicas({"weight": weight}, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+    assert sum(compared) == hashed
+
+
+def test_one_process_has_no_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "all_gather", None)
+    compare_replicas({"weight": torch.ones(2)}, torch.device("cpu"))
+
+
+def test_real_ranks_find_the_one_that_differs_by_one_gather() -> None:
+    ranks = run_ranks("tests/train/health/replica_ranks.py", "compare", 4)
+    for found in ranks:
+        assert found["whole"].startswith("rank 2 holds other weights than the 3 ranks with replicas of them")
+        assert found["part"].startswith("ranks 1, 3 hold different replicas of the same weights")
+        assert not found["equal"]
+        assert not found["no replicas"]
+        assert found["gathers"] == 3, "without replicas nothing is sent"
