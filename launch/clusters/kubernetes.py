@@ -1,4 +1,4 @@
-"""The Kubernetes manifest of a recipe: a ConfigMap, and a PyTorchJob of the Kubeflow operator.
+"""The Kubernetes manifest of a recipe: a ConfigMap, a Secret, and a PyTorchJob of the Kubeflow operator.
 
 One pod is one node. Each pod runs `keepstep run`, as each node of a Slurm job does; pod 0 (the operator's "Master") is
 the head. A pod whose ranks failed (1) or were stopped (75) is restarted and the run resumes; codes 0 and 2 end the job.
@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from data_pipeline.credentials import redact
+from launch.clusters.options import check_text
+from launch.supervise.secret import VARIABLE, new_secret
 from parallel.errors import LaunchError
 from train.config import Recipe
 from train.exit_codes import FAILED, STOPPED
 
 PORT = 29400
 """Port of the rendezvous on pod 0."""
+SECRET_KEY = "job-secret"  # noqa: S105 - the name of a key
 SHARED = "/shared"
 """Mount point of the volume that all pods share, with recipes, data and runs."""
 
@@ -39,6 +43,7 @@ esac
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Names that Kubernetes accepts everywhere (RFC 1123 labels)."""
+QUANTITY = re.compile(r"[1-9]\d*(Ki|Mi|Gi|Ti|k|M|G|T)?")
 OBJECT_NAME_LENGTH = 45
 """The operator appends `-worker-N` and Kubernetes more; a label has 63 characters at most."""
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -54,6 +59,10 @@ class Pods:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     rdma: Mapping[str, str] = field(default_factory=dict[str, str])
     """Resources of RDMA devices and their number, such as rdma/hca_shared_devices_a: 1."""
+    ipc_lock: bool = False
+    """Whether pods may pin memory, as RDMA needs. With `rdma` they always may."""
+    shared_memory: str = ""
+    """Limit of /dev/shm, such as 64Gi; "": half of the node's memory, as the kernel decides."""
     requests: Mapping[str, str] = field(default_factory=dict[str, str])
     """Requested quantities, such as cpu: 32 and memory: 200Gi."""
     tolerations: Sequence[str] = ()
@@ -73,11 +82,22 @@ def check_job(recipe: Recipe, nodes: int, gpus: int) -> None:
             )
 
 
+def check_recipe(text: str) -> str:
+    """Return the text of a recipe. LaunchError if it has a password, which the manifest would show to everyone."""
+    if redact(text) != text:
+        raise LaunchError(
+            "the recipe has a password in an address, which the manifest would show; name an environment variable in "
+            "its place ($NAME), and hand that to the pods"
+        )
+    return text
+
+
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     """Return the values of `NAME=VALUE` texts by name. LaunchError if one does not read so."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
+        check_text(option, text)
         if not name or not equals or (not value and option != "--env"):
             raise LaunchError(f"{option} {text} must read NAME=VALUE")
         found[name] = value
@@ -97,7 +117,7 @@ def check_names(**names: str) -> None:
 def manifest(
     *, name: str, namespace: str, pods: Pods, nodes: int, recipe: str, arguments: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the ConfigMap with recipe and start script, and the PyTorchJob.
+    """Return the ConfigMap with recipe and start script, the Secret with which pods sign messages, and the PyTorchJob.
 
     `arguments` follow the recipe in the command of each pod."""
     metadata = {"name": name, "namespace": namespace}
@@ -119,13 +139,15 @@ def manifest(
     )
     readable = "".join(f"{line.rstrip()}\n" for line in recipe.splitlines())  # YAML escapes spaces at the end of a line
     data = {"recipe.yaml": readable, "start.sh": start}
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}, job]
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {SECRET_KEY: new_secret()}}
+    return [config, secret, job]
 
 
-def _container(pods: Pods) -> dict[str, Any]:
+def _container(name: str, pods: Pods) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "pytorch",  # the operator requires this name
-        "image": pods.image,
+        "image": check_text("--image", pods.image),
         "command": ["bash", "/job/start.sh"],
         "workingDir": SHARED,
         "ports": [{"name": "pytorchjob-port", "containerPort": PORT}],
@@ -135,18 +157,26 @@ def _container(pods: Pods) -> dict[str, Any]:
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     }
-    if pods.env:
-        container["env"] = [{"name": name, "value": value} for name, value in pods.env.items()]
+    reference = {"secretKeyRef": {"name": name, "key": SECRET_KEY}}
+    plain = [{"name": variable, "value": value} for variable, value in pods.env.items()]
+    container["env"] = [*plain, {"name": VARIABLE, "valueFrom": reference}]
     limits = ({"nvidia.com/gpu": str(pods.gpus)} if pods.gpus else {}) | dict(pods.rdma)
     if resources := {name: dict(given) for name, given in (("limits", limits), ("requests", pods.requests)) if given}:
         container["resources"] = resources
-    if pods.rdma:
+    if pods.rdma or pods.ipc_lock:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # RDMA pins memory
     return container
 
 
+def _shared_memory(pods: Pods) -> dict[str, str]:
+    limit = pods.shared_memory
+    if limit and not QUANTITY.fullmatch(limit):
+        raise LaunchError(f"--shared-memory {limit} must be a size of Kubernetes, such as 64Gi")
+    return {"medium": "Memory"} | ({"sizeLimit": limit} if limit else {})
+
+
 def _toleration(text: str) -> dict[str, str]:
-    taint, colon, effect = text.partition(":")
+    taint, colon, effect = check_text("--toleration", text).partition(":")
     key, equals, value = taint.partition("=")
     if not key or (colon and effect not in EFFECTS):
         raise LaunchError(f"--toleration {text} must read KEY[=VALUE][:EFFECT], with an effect of {', '.join(EFFECTS)}")
@@ -159,11 +189,11 @@ def _replica(name: str, pods: Pods, replicas: int) -> dict[str, Any]:
     volumes = [
         {"name": "shared", "persistentVolumeClaim": {"claimName": pods.claim}},
         {"name": "job", "configMap": {"name": name}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # the default of 64 MiB is too small for NCCL
+        {"name": "shm", "emptyDir": _shared_memory(pods)},  # the default of 64 MiB is too small for NCCL
     ]
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": 180,  # time to save after TERM
-        "containers": [_container(pods)],
+        "containers": [_container(name, pods)],
         "volumes": volumes,
     }
     if pods.tolerations:

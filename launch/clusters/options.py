@@ -5,10 +5,13 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from data_pipeline.config import check_one_line
 from parallel.errors import LaunchError
 
 TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 """Slurm's time limits: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S, or none."""
+OPTION = re.compile(r"-[A-Za-z]|[a-z][a-z0-9-]*")
+"""Names of sbatch's options, as `sbatch_options` returns them."""
 NEEDS_QUOTES = re.compile(r"[\s'\"\\#]")
 """Characters that sbatch reads as something else in a line that begins with #SBATCH."""
 
@@ -61,8 +64,21 @@ def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
+def check_text(name: str, value: str) -> str:
+    """Return a value. LaunchError if it has line breaks or control characters, which no quotes keep in their place."""
+    try:
+        return check_one_line(value)
+    except ValueError as error:
+        raise LaunchError(f"{name}: {error}") from None
+
+
 def directive(name: str, value: str | None) -> str:
-    """Return the #SBATCH line of an option; a value with spaces, quotes or # is quoted."""
+    """Return the #SBATCH line of an option; a value with spaces, quotes or # is quoted.
+
+    LaunchError for a name that no option has, and for a value that cannot be quoted."""
+    if not OPTION.fullmatch(name):
+        raise LaunchError(f"{name!r} is no name of an sbatch option; write --NAME=VALUE, or -X VALUE")
+    check_text(f"the sbatch option {name}", value or "")
     option, separator = (name, " ") if name.startswith("-") else (f"--{name}", "=")
     if value is None:
         return f"#SBATCH {option}"

@@ -13,12 +13,17 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 
-from launch.clusters.options import check_time, directive, gpu_count, sbatch_options, whole_number
+from data_pipeline.atomic_file import write_atomic
+from data_pipeline.untrusted import read_file
+from launch.clusters.options import check_text, check_time, directive, gpu_count, sbatch_options, whole_number
 from parallel.errors import LaunchError
+from train.health.exhausted import exhaustion_in_one_line, make_folder
 from train.records.events import EventLog
 from train.run_folder import RunFolder
 
 SITE_FILE = Path("slurm/cluster.env")
+SITE_BYTES = 1 << 20
+"""Largest size of a file of site settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,28 +102,30 @@ def submit(script: str, job: JobOptions, folder: RunFolder, chain: int) -> Submi
     LaunchError if Slurm refuses."""
     if chain < 1:
         raise LaunchError(f"--chain ({chain}) must be at least 1")
-    folder.logs.mkdir(parents=True, exist_ok=True)
     path = folder.root / "train.sbatch"
-    path.write_text(script, encoding="utf-8")
+    runs = [Path(f"{folder.root}-{task}") for task in range(len(job.sweep))] or [folder.root]
+    for each in (folder.logs, *runs):
+        make_folder(each)
+    with exhaustion_in_one_line(folder.root):
+        write_atomic(path, script.encode())
     jobs: list[str] = []
     for _ in range(chain):
         try:
             jobs.append(_sbatch(path, [f"--dependency=afterany:{jobs[-1]}"] if jobs else []))
         except LaunchError as error:
             raise LaunchError(f"{error}; submitted before that: {', '.join(jobs) or 'no job'}") from None
-    runs = [Path(f"{folder.root}-{task}") for task in range(len(job.sweep))] or [folder.root]
     for run in runs:
-        run.mkdir(exist_ok=True)
         EventLog(RunFolder(run).events)("submitted", jobs=jobs)  # for `keepstep status` and `keepstep stop`
-    log = str(folder.logs.resolve() / log_name(job.sweep))
-    log = log.replace("%A", jobs[0]).replace("%j", jobs[0]).replace("%a", "0")
-    return Submitted(jobs, path, log, f"{folder.root}-TASK" if job.sweep else str(folder.root))
+    log = log_name(job.sweep).replace("%A", jobs[0]).replace("%j", jobs[0]).replace("%a", "0")
+    return Submitted(
+        jobs, path, str(folder.logs.resolve() / log), f"{folder.root}-TASK" if job.sweep else str(folder.root)
+    )
 
 
 def _sbatch(script: Path, options: Sequence[str]) -> str:
     """Return the id of the submitted job. LaunchError with Slurm's own message if it refuses."""
     try:
-        argv = ["sbatch", "--parsable", *options, str(script)]
+        argv = ["sbatch", "--parsable", *options, str(script.resolve())]
         result = subprocess.run(argv, capture_output=True, text=True, check=True)
     except FileNotFoundError:
         raise LaunchError("there is no sbatch on this machine; submit from a login node of the cluster") from None
@@ -133,13 +140,14 @@ def read_site(path: Path | None) -> Site:
         return Site()
     path = path or SITE_FILE
     try:
-        words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
+        words = shlex.split(read_file(path, limit=SITE_BYTES).decode(), comments=True)
     except (OSError, ValueError) as error:
         raise LaunchError(f"the site's file {path} cannot be read: {error}") from None
     values = {name: value for name, _, value in (word.partition("=") for word in words)}
     known = {field.name.upper() for field in fields(Site)}
     if unknown := set(values) - known:
-        raise LaunchError(f"{path} has {sorted(unknown)[0]}, which is not one of {', '.join(sorted(known))}")
+        shown = ascii(min(unknown)[:100])[1:-1]
+        raise LaunchError(f"{path} has {shown}, which is not one of {', '.join(sorted(known))}")
     return Site(**{name.lower(): value for name, value in values.items() if value})
 
 
@@ -157,6 +165,15 @@ def log_name(sweep: Sequence[str]) -> str:
     return "slurm-%A-%a.log" if sweep else "slurm-%j.log"
 
 
+def _log_pattern(folder: RunFolder, sweep: Sequence[str]) -> str:
+    """Return the path of the log with Slurm's placeholders in the name of the file alone. LaunchError for a backslash,
+    which would make Slurm take them literally."""
+    logs = str(folder.logs.resolve())
+    if "\\" in logs:
+        raise LaunchError(f"the run folder {folder.root} has a backslash in its path, which sbatch cannot write to")
+    return f"{logs.replace('%', '%%')}/{log_name(sweep)}"
+
+
 def directives(job: JobOptions, site: Site, folder: RunFolder) -> dict[str, str | None]:
     """Return the #SBATCH options that differ from the template, by name; None for an option without a value."""
     fewest = 1 if job.min_nodes is None else job.min_nodes
@@ -167,7 +184,7 @@ def directives(job: JobOptions, site: Site, folder: RunFolder) -> dict[str, str 
         "nodes": f"{job.min_nodes}-{job.nodes}" if job.min_nodes else str(job.nodes),
         "cpus-per-task": str(whole_number("CPUS_PER_NODE", site.cpus_per_node, 1)),
         "time": check_time("--time", job.time) if job.time is not None else check_time("TIME", site.time),
-        "output": str(folder.logs.resolve() / log_name(job.sweep)),
+        "output": _log_pattern(folder, job.sweep),
         "signal": f"USR2@{site.warn_seconds}",
         "chdir": str(Path.cwd()),
     }
@@ -227,6 +244,7 @@ def render(template: str, directives: Mapping[str, str | None], settings: Mappin
     end = template.index("\n", last)
     template = template[:end] + "".join(f"\n{line}" for line in added) + template[end:]
     for name, value in settings.items():
+        check_text(name, value)
         pattern = rf"^{name}=.*?(?=\s+# |$)"
         assert re.search(pattern, template, re.MULTILINE), name
         template = re.sub(pattern, lambda _, n=name, v=value: f"{n}={v}", template, count=1, flags=re.MULTILINE)

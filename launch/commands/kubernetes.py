@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from launch.clusters.checks import check_ranks
-from launch.clusters.kubernetes import SHARED, Pods, check_job, check_names, manifest, object_name, pairs
+from launch.clusters.kubernetes import SHARED, Pods, check_job, check_names, check_recipe, manifest, object_name, pairs
 from launch.numbers import whole
 from train.config_file import load_recipe
+from train.recipe.yaml_text import read_text
 from train.run_folder import MAY_DIFFER
 
 EXAMPLE = """\
@@ -36,6 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("--pull-secret", "NAME", "secret with which the image is pulled; repeatable"),
     ):
         parser.add_argument(option, action="append", default=[], metavar=metavar, help=words)
+    parser.add_argument("--ipc-lock", action="store_true", help="let pods pin memory (IPC_LOCK); --rdma implies it")
+    parser.add_argument("--shared-memory", default="", metavar="SIZE", help="limit of /dev/shm in a pod, such as 64Gi")
     parser.add_argument(
         "--allow",
         action="append",
@@ -61,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
         gpus=options.gpus,
         env=pairs("--env", options.env),
         rdma=pairs("--rdma", options.rdma),
+        ipc_lock=options.ipc_lock,
+        shared_memory=options.shared_memory,
         requests=pairs("--request", options.request),
         tolerations=options.toleration,
         pull_secrets=options.pull_secret,
@@ -70,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         namespace=options.namespace,
         pods=pods,
         nodes=options.nodes,
-        recipe=options.recipe.read_text(encoding="utf-8"),
+        recipe=check_recipe(read_text(options.recipe)),
         arguments=[*options.overrides, *(f"--allow={name}" for name in options.allow)],
     )
 

@@ -4,17 +4,22 @@ Under a launcher (`srun keepstep doctor --cluster`) every node also connects to 
 that runs use, and they compare clocks. So a firewall or a wrong clock is found in the same way as by a run.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
+import re
+import selectors
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 from launch.doctor.finding import Finding
 from launch.supervise.network import endpoint, wait_for_head
+from parallel.addresses import listen, meeting_point
 from parallel.environ import FIRST_PORT, PORTS, World
 from parallel.errors import LaunchError
 
@@ -22,6 +27,10 @@ RANGE = range(FIRST_PORT, FIRST_PORT + PORTS)
 """Ports at which the nodes of a Slurm job rendezvous; each attempt uses another one (`job_port`)."""
 CONNECT_SECONDS = 30.0
 """Longest time that the nodes wait for each other."""
+MOST_SILENT = 512
+"""Connections to the first node that may wait without having sent anything."""
+GREETING = re.compile(rb"([A-Za-z0-9._-]{1,255}) rank (\d{1,7})\n")
+CLOCK = re.compile(rb"\d{1,12}\.\d{6}\n")
 TIME_ERROR = 5
 """Answer of adjtimex while the kernel's clock is not synchronised."""
 SKEW_SECONDS, BAD_SKEW_SECONDS = 1.0, 60.0
@@ -157,52 +166,85 @@ def file_clock_finding(folder: Path) -> Finding:
 def check_connections(world: World) -> list[Finding]:
     """Connect to the first node, or on it, wait for the connections of all others. Collective."""
     port = FIRST_PORT + (world.port - FIRST_PORT + PORTS // 2) % PORTS  # a run in this step would use world.port
+    head, is_certain = meeting_point(world)
     if world.rank == 0:
-        return list(_answer(port, world.world_size - 1))
+        return list(_answer(head if is_certain else "", port, world.world_size - 1))
     try:
-        wait_for_head(world.head, port, CONNECT_SECONDS)
-        with socket.create_connection((world.head, port), timeout=CONNECT_SECONDS) as connection:
+        wait_for_head(head, port, CONNECT_SECONDS)
+        with socket.create_connection((head, port), timeout=CONNECT_SECONDS) as connection:
             before = time.time()
             connection.sendall(f"{socket.gethostname()} rank {world.rank}\n".encode())
-            clock_of_head, after = float(connection.recv(64)), time.time()
+            answer, after = connection.recv(64), time.time()
+            if not CLOCK.fullmatch(answer):
+                raise ValueError(f"the program there does not answer as keepstep does ({answer[:20]!r})")
+            clock_of_head = float(answer)
     except (LaunchError, OSError, ValueError) as error:
         return [
             Finding(
                 "problem",
-                f"{endpoint(world.head, port)} on the first node cannot be reached: {error}",
+                f"{endpoint(head, port)} on the first node cannot be reached: {error}",
                 "the ranks of a run rendezvous there",
                 f"open TCP ports {RANGE[0]} to {RANGE[-1]} and the ephemeral ports between the nodes",
             )
         ]
     return [
-        Finding("ok", f"the first node answers at {endpoint(world.head, port)}"),
+        Finding("ok", f"the first node answers at {endpoint(head, port)}"),
         skew_finding(clock_of_head - (before + after) / 2, world.head),
     ]
 
 
-def _answer(port: int, expected: int) -> Iterator[Finding]:
+def _answer(address: str, port: int, expected: int) -> Iterator[Finding]:
     """Accept connections until all have come or the time is over; send the clock to each."""
-    names: list[str] = []
+    hosts: dict[int, str] = {}
     deadline = time.monotonic() + CONNECT_SECONDS
-    with socket.create_server(("", port), backlog=512) as server:
-        while len(names) < expected and time.monotonic() < deadline:
-            server.settimeout(max(0.1, deadline - time.monotonic()))
-            try:
-                connection, _ = server.accept()
-                with connection:
-                    connection.settimeout(2)
-                    if name := connection.recv(256).decode():  # `wait_for_head` closes its connection without a name
-                        connection.sendall(f"{time.time():.6f}\n".encode())
-                        names.append(name.strip())
-            except OSError:
-                continue
-    if len(names) == expected:
-        yield Finding("ok", f"all {expected} other nodes connected")
-    else:
-        yield Finding(
-            "problem",
-            f"{len(names)} of {expected} other nodes connected within {CONNECT_SECONDS:.0f} s: "
-            f"{', '.join(names) or 'none'}",
-            "a run on these nodes would not start",
-            "see the findings of the nodes that are missing",
-        )
+    with listen(address, port) as server, selectors.DefaultSelector() as ready:
+        ready.register(server, selectors.EVENT_READ)
+        while len(hosts) < expected and (left := deadline - time.monotonic()) > 0:
+            for key, _ in ready.select(left):
+                peer = cast("socket.socket", key.fileobj)
+                if peer is server:
+                    _accept(server, ready)
+                    continue
+                if (found := _greeting(peer, expected)) is not None:
+                    hosts |= found
+                ready.unregister(peer)
+                peer.close()
+        for key in list(ready.get_map().values()):
+            cast("socket.socket", key.fileobj).close()
+    yield _connected(hosts, expected)
+
+
+def _accept(server: socket.socket, ready: selectors.DefaultSelector) -> None:
+    """Wait for the words of one more connection. Of too many that are silent, the oldest is closed."""
+    with contextlib.suppress(OSError):
+        peer, _ = server.accept()
+        ready.register(peer, selectors.EVENT_READ)
+        silent = [cast("socket.socket", key.fileobj) for key in ready.get_map().values() if key.fileobj is not server]
+        if len(silent) > MOST_SILENT:
+            ready.unregister(silent[0])
+            silent[0].close()
+
+
+def _greeting(peer: socket.socket, expected: int) -> dict[int, str] | None:
+    """Answer a connection with the clock. Returns the host by its rank, or None if the peer is no node of this step."""
+    try:
+        peer.settimeout(2)
+        words = GREETING.fullmatch(peer.recv(256))  # `wait_for_head` closes its connection without a word
+        if words is None or not 0 < int(words[2]) <= expected:
+            return None
+        peer.sendall(f"{time.time():.6f}\n".encode())
+        return {int(words[2]): words[1].decode()}
+    except OSError:
+        return None
+
+
+def _connected(hosts: Mapping[int, str], expected: int) -> Finding:
+    if len(hosts) == expected:
+        return Finding("ok", f"all {expected} other nodes connected")
+    return Finding(
+        "problem",
+        f"{len(hosts)} of {expected} other nodes connected within {CONNECT_SECONDS:.0f} s: "
+        f"{', '.join(f'{host} rank {rank}' for rank, host in sorted(hosts.items())) or 'none'}",
+        "a run on these nodes would not start",
+        "see the findings of the nodes that are missing",
+    )

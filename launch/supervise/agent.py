@@ -1,7 +1,8 @@
-"""torchrun, with two changes: ranks that ended on purpose are not restarted, and their exit code becomes this one's.
+"""torchrun, with changes: ranks that ended on purpose are not restarted, and their exit code becomes this one's.
 
 torchrun alone knows zero and non-zero. It would restart a run that was stopped on request (75) or that cannot succeed
-(2), and it exits with 1 for every failure. The arguments are torchrun's:
+(2), and it exits with 1 for every failure. Its rendezvous is replaced too (`launch/supervise/rendezvous.py`). The
+arguments are torchrun's:
 
     python -m launch.supervise.agent --nproc-per-node=2 ... COMMAND
 """
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from launch.supervise.network import JOIN_SECONDS
-from launch.supervise.rank_logs import Failure, RankLogs, last_lines
-from train.exit_codes import FAILED, FAILED_FOR_GOOD, FINISHED, STOPPED
+from launch.supervise.rank_logs import Failure, RankLogs, last_lines, was_aborted_for_a_peer
+from launch.supervise.secret import VARIABLE, job_secret
+from train.exit_codes import FAILED, FINISHED, NEVER_AGAIN, STOPPED
 from train.health.safe_output import protect_output
 
 HEAD_LOST, NODES_MISSING = 121, 122
@@ -37,7 +39,7 @@ def group_exit_code(exit_codes: Collection[int]) -> int:
     A failure for good on one rank breaks the collectives of the others, which then exit with 1. A rank that exits with
     75 has a checkpoint in which all ranks took part.
     """
-    for code in (FAILED_FOR_GOOD, STOPPED):
+    for code in (*NEVER_AGAIN, STOPPED):
         if code in exit_codes:
             return code
     return FAILED if any(exit_codes) else FINISHED
@@ -63,9 +65,15 @@ def main(argv: Sequence[str]) -> int:
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
         from torch.distributed.elastic.rendezvous.api import RendezvousError
         from torch.distributed.launcher import api
 
+        from launch.supervise import rendezvous
+
+    secret = job_secret(os.environ)
+    os.environ.pop(VARIABLE, None)  # the ranks need no secret
+    rendezvous_handler_registry.register(rendezvous.NAME, lambda params: rendezvous.create(params, secret))
     options = torchrun.parse_args(list(argv))
     logs = RankLogs(Path(options.log_dir), terminal=sys.stderr.isatty())
     torchrun._get_logs_specs_class = lambda _: lambda **_: logs  # pyright: ignore[reportAttributeAccessIssue]
@@ -109,7 +117,7 @@ def _agent_class(logs: RankLogs) -> Any:
             result: Any = super()._monitor_workers(worker_group)  # pyright: ignore[reportCallIssue]
             if result.is_failed():
                 code = group_exit_code([failure.exitcode for failure in result.failures.values()])
-                if code in (STOPPED, FAILED_FOR_GOOD):
+                if code in (STOPPED, *NEVER_AGAIN):
                     self._remaining_restarts = 0
                 if code != STOPPED:
                     _report_root_cause(result.failures, logs, self._remaining_restarts)
@@ -139,7 +147,12 @@ def _report_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: 
 
     The log of local rank 0 is not printed: the launcher shows its output already."""
     logs.show_all()
-    rank, first = min(failures.items(), key=lambda item: _suspicion(item[1].timestamp, item[1].exitcode))
+    victims = {
+        rank for rank, one in failures.items() if was_aborted_for_a_peer(one.exitcode, logs.files.get(one.local_rank))
+    }
+    rank, first = min(
+        failures.items(), key=lambda item: (item[0] in victims, *_suspicion(item[1].timestamp, item[1].exitcode))
+    )
     ending = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
     log = logs.files.get(first.local_rank)
     lines = last_lines(log) if log else []
@@ -147,8 +160,10 @@ def _report_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: 
     text = [f"keepstep: rank {rank} (pid {first.pid}) failed first ({ending}); {action}"]
     text += [f"  rank {rank} | {line}" for line in lines if first.local_rank]
     print("\n".join(text), file=sys.stderr, flush=True)
-    only_lost_a_peer = first.exitcode == FAILED and not any(line.startswith("keepstep: ") for line in lines)
-    suspicion = (first.exitcode == -signal.SIGTERM, only_lost_a_peer, first.exitcode != FAILED_FOR_GOOD)
+    only_lost_a_peer = rank in victims or (
+        first.exitcode == FAILED and not any(line.startswith("keepstep: ") for line in lines)
+    )
+    suspicion = (first.exitcode == -signal.SIGTERM, only_lost_a_peer, first.exitcode not in NEVER_AGAIN)
     failure = Failure(time.time(), rank, socket.gethostname(), ending, suspicion, str(log or ""), lines)
     try:
         failure.save(Path(logs.root_log_dir))
@@ -158,7 +173,7 @@ def _report_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: 
 
 def _suspicion(second: int, exit_code: int) -> tuple[bool, int, bool, bool]:
     """Return a key that sorts the root cause first: torchrun sends SIGTERM to the rest, and counts whole seconds."""
-    return exit_code == -signal.SIGTERM, second, exit_code != FAILED_FOR_GOOD, exit_code >= 0
+    return exit_code == -signal.SIGTERM, second, exit_code not in NEVER_AGAIN, exit_code >= 0
 
 
 if __name__ == "__main__":

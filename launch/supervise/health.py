@@ -13,11 +13,11 @@ A node without a line is unhealthy too. If it is the head, the others report onl
 
 import argparse
 import json
+import math
 import os
 import shutil
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,12 @@ from typing import Any
 
 import psutil
 
+from launch.doctor.gpus import gpu_findings, output, problems_of
 from launch.supervise import network
+from launch.supervise.bandwidth import measure_links, slow_network
 from launch.supervise.local import count_gpus
-from parallel.addresses import reached_at
+from launch.supervise.secret import job_secret, seal, unseal
+from parallel.addresses import listen, reached_at
 from parallel.environ import expand_nodes
 
 EXCHANGE_SECONDS = 60
@@ -56,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
     judgement.add_argument("nodes", help="as Slurm writes them, such as n[1-3]")
     options = parser.parse_args(argv)
     if options.action == "judge":
-        print(",".join(judge(options.lines.read_text(encoding="utf-8").splitlines(), expand_nodes(options.nodes))))
+        lines = options.lines.read_text(encoding="utf-8", errors="replace").splitlines()
+        print(",".join(judge(lines, expand_nodes(options.nodes))))
     else:
         _check(options)
     return 0
@@ -95,10 +99,10 @@ def check_node(run: Path, min_free_gib: float, min_memory_gib: float) -> list[st
     expected = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     if expected.isdecimal() and count_gpus(os.environ) < int(expected):
         problems.append(f"{count_gpus(os.environ)} GPUs visible, {expected} expected")
-    if count_gpus(os.environ) and shutil.which("nvidia-smi"):
-        query = "--query-gpu=index,ecc.errors.uncorrected.volatile.total,memory.used"
-        smi = subprocess.run(["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True)
-        problems += gpu_problems(smi.stdout) if smi.returncode == 0 else [f"nvidia-smi: {smi.stdout.strip()[:200]}"]
+    if count_gpus(os.environ):
+        problems += problems_of(gpu_findings())
+        used = output("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
+        problems += memory_problems(used or "")
     for folder in (run, Path("/dev/shm")):
         free_gib = shutil.disk_usage(folder).free / GIB
         if free_gib < min_free_gib:
@@ -109,13 +113,11 @@ def check_node(run: Path, min_free_gib: float, min_memory_gib: float) -> list[st
     return problems
 
 
-def gpu_problems(csv: str) -> list[str]:
-    """Return the problems in nvidia-smi's lines of index, uncorrected ECC errors and MiB in use."""
+def memory_problems(csv: str) -> list[str]:
+    """Return the problems in nvidia-smi's lines of index and MiB in use."""
     problems = []
     for line in csv.splitlines():
-        index, errors, used_mib = (word.strip() for word in line.split(","))
-        if errors.isdecimal() and int(errors) > 0:
-            problems.append(f"GPU {index} has {errors} uncorrected ECC errors")
+        index, used_mib = (word.strip() for word in line.split(","))
         if used_mib.isdecimal() and int(used_mib) > 2048:
             problems.append(f"GPU {index} has {used_mib} MiB in use by another process")
     return problems
@@ -152,14 +154,17 @@ def _compare_nodes(options: argparse.Namespace, node: str, figures: Mapping[str,
 
     rank = int(os.environ.get("SLURM_PROCID", "0"))
     host, port = network.parse_endpoint(options.head)
-    _, interface = reached_at(host, port, rank == 0)
+    address, interface = reached_at(host, port, rank == 0)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    limit = timedelta(seconds=EXCHANGE_SECONDS)
+    limit, secret = timedelta(seconds=EXCHANGE_SECONDS), job_secret(os.environ)
     try:
-        store = dist.TCPStore(host, port, is_master=rank == 0, timeout=limit, wait_for_workers=False)
-        store.set(f"node{rank}", json.dumps({"node": node, "problem": "", **figures}))
-        everyone = _gather(store, options.nodes)
-    except dist.DistError as error:
+        server = listen(address, port).detach() if rank == 0 else None  # torch alone listens on all interfaces
+        host = address if rank == 0 else host
+        store = dist.TCPStore(host, port, None, rank == 0, limit, wait_for_workers=False, master_listen_fd=server)
+        sealed = seal(secret, _purpose(rank), json.dumps({"node": node, **figures}).encode())
+        store.set(f"node{rank}", sealed.decode())
+        everyone = _gather(store, options.nodes, secret)
+    except (dist.DistError, OSError) as error:
         print(f"{node}: the head at {options.head} does not answer: {str(error).splitlines()[0]}", flush=True)
         return []  # the head's fault: it has no line, so `judge` excludes it
     if rank == 0:
@@ -171,15 +176,39 @@ def _compare_nodes(options: argparse.Namespace, node: str, figures: Mapping[str,
     return found + _all_reduce(store, rank, options.nodes, limit)
 
 
-def _gather(store: Any, nodes: int) -> dict[int, dict[str, Any]]:
+def _gather(store: Any, nodes: int, secret: bytes) -> dict[int, dict[str, Any]]:
     """Return the figures that arrive within EXCHANGE_SECONDS, by rank."""
     deadline, found = time.monotonic() + EXCHANGE_SECONDS, {}
-    while len(found) < nodes and time.monotonic() < deadline:
-        for rank in set(range(nodes)) - set(found):
+    while len(found) < nodes:
+        missing = sorted(set(range(nodes)) - set(found))
+        is_last = time.monotonic() > deadline
+        if not is_last and not store.check([f"node{rank}" for rank in missing]):  # one question for all
+            time.sleep(max(0.05, nodes / 1000))  # the head answers all nodes
+            continue
+        for rank in missing:
             if store.check([f"node{rank}"]):
-                found[rank] = json.loads(store.get(f"node{rank}"))
+                sent = read_figures(unseal(secret, _purpose(rank), store.get(f"node{rank}")))
+                if sent is not None:
+                    found[rank] = sent
+        if is_last:
+            break
         time.sleep(0.05)
     return found
+
+
+def _purpose(rank: int) -> str:
+    return f"health of node {rank}"
+
+
+def read_figures(text: bytes | None) -> dict[str, Any] | None:
+    """Return the figures that a node sent, or None if the text is none of this job or has not their form."""
+    try:
+        figures: Any = json.loads(text or b"")
+        seconds = figures["matmul_seconds"]
+        right = isinstance(figures["node"], str) and isinstance(seconds, float) and 0 <= seconds < math.inf
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return figures if right else None
 
 
 def missing(everyone: Mapping[int, Mapping[str, Any]], env: Mapping[str, str]) -> list[str]:
@@ -224,6 +253,8 @@ def _all_reduce(store: Any, rank: int, nodes: int, limit: timedelta) -> list[str
             expected = nodes * (nodes + 1) / 2
             if not bool((total == expected).all()):
                 wrong.append(f"all-reduce on {device} gives {total[0].item()} instead of {expected}")
+        if gpu:
+            wrong += slow_network(rank, nodes, measure_links(rank, nodes, "cuda"))
         dist.barrier(device_ids=[0] if gpu else None)
         clocks = torch.zeros(nodes, dtype=torch.float64)
         clocks[rank] = time.time()

@@ -15,6 +15,7 @@ from pathlib import Path
 from launch.supervise import network
 from launch.supervise.peers import Peers
 from launch.supervise.rank_logs import REDIRECT
+from launch.supervise.secret import VARIABLE, job_secret
 from launch.supervise.supervisor import kill, leftover_processes, supervise
 from parallel.addresses import address_of, reached_at
 from parallel.errors import LaunchError
@@ -47,6 +48,7 @@ def start(command: Sequence[str], recipe: Recipe, node: Node, max_restarts: int,
 
     Raises LaunchError if node 0 cannot be reached or its port is taken."""
     protect_output()
+    secret = shared_secret(os.environ, node.nodes)
     folder = RunFolder.of(recipe)
     run = str(folder.root.resolve())
     if leftovers := leftover_processes(run, os.environ):
@@ -56,14 +58,14 @@ def start(command: Sequence[str], recipe: Recipe, node: Node, max_restarts: int,
     if node.nodes > 1 and node.node_rank > 0:
         network.wait_for_head(node.head, node.port, network.JOIN_SECONDS)
     elif node.nodes > 1:
-        network.check_free(node.port)
+        network.check_free(address_of(node.head), node.port)
     name = run_id(node, os.environ)
     arguments = torchrun_arguments(node, folder.logs / socket.gethostname(), name, max_restarts)
     argv = [sys.executable, "-P", "-m", "launch.supervise.agent", *arguments, *command]
     env = os.environ | {"KEEPSTEP_RUN": run} | environment(node, os.environ)
     peers = None
     if node.nodes > 1:
-        peers = Peers(node.node_rank, address_of(node.head), node.port, name, nodes=node.nodes)
+        peers = Peers(node.node_rank, address_of(node.head), node.port, name, node.nodes, secret)
     return supervise(argv, env, stop_seconds, peers)
 
 
@@ -73,7 +75,7 @@ def torchrun_arguments(node: Node, logs: Path, run: str, max_restarts: int) -> l
     return [
         f"--nnodes={node.nodes}",
         f"--nproc-per-node={node.ranks}",
-        "--rdzv-backend=c10d",
+        "--rdzv-backend=keepstep",  # launch/supervise/rendezvous.py
         f"--rdzv-endpoint={network.endpoint(node.head, node.port)}",
         f"--rdzv-id={run}",
         f"--rdzv-conf=is_host={is_host},join_timeout={network.JOIN_SECONDS}",
@@ -92,11 +94,18 @@ def environment(node: Node, env: Mapping[str, str]) -> dict[str, str]:
     defaults = {
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // node.ranks)),
         "GLOO_SOCKET_IFNAME": node.interface,  # otherwise gloo binds to the address of the host name
+        "NCCL_SOCKET_IFNAME": node.interface,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale addresses over a restart
     }
-    if node.nodes > 1:
-        defaults["NCCL_SOCKET_IFNAME"] = node.interface
     return {name: value for name, value in defaults.items() if name not in env}
+
+
+def shared_secret(env: Mapping[str, str], nodes: int) -> bytes:
+    """Return the job's secret, and warn if several nodes have none. LaunchError if it is too short."""
+    secret = job_secret(env)
+    if nodes > 1 and not secret:
+        print(f"keepstep: {VARIABLE} is not set, so the nodes' messages are not authenticated", file=sys.stderr)
+    return secret
 
 
 def run_id(node: Node, env: Mapping[str, str]) -> str:

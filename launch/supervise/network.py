@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from parallel.addresses import listen
 from parallel.environ import job_port
 from parallel.errors import LaunchError
 
@@ -35,17 +36,15 @@ def endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_free(port: int) -> None:
+def check_free(address: str, port: int) -> None:
     """Raise LaunchError if another program listens on this port of this machine, which is the head."""
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise LaunchError(
-                f"port {port} of this machine ({socket.gethostname()}), where node 0 must listen, is taken "
-                f"({error.strerror}); choose another with --head HOST:PORT on all nodes"
-            ) from None
+    try:
+        listen(address, port).close()
+    except OSError as error:
+        raise LaunchError(
+            f"port {port} of this machine ({socket.gethostname()}), where node 0 must listen, is taken "
+            f"({error.strerror}); choose another with --head HOST:PORT on all nodes"
+        ) from None
 
 
 def wait_for_head(host: str, port: int, wait_seconds: float) -> None:

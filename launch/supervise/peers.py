@@ -2,109 +2,59 @@
 
 A rank that waits in a collective for a node without power waits forever: nothing closes its connections, and no signal
 reaches it inside the collective. The supervisors therefore exchange heartbeats of their own. Once a second every node
-sends the head a datagram, at the port of the rendezvous, and the head answers with its report on the others. A
+sends the head a datagram, at the port of the rendezvous, and the head sends every node its report on the others. A
 supervisor that ends sends its exit code.
 
 A node is lost only if its heartbeat was received before, so a network that drops datagrams changes nothing. Time is
 counted in rounds, not in seconds, so a job that was suspended for a while loses no node.
+
+Strangers can write to the port too. Each datagram has the HMAC of the job's secret (`launch/supervise/secret.py`).
+Sender and receiver are processes with random names (sessions), and the datagrams of a session are numbered, so a copy
+of a datagram counts for nothing. To a datagram that does not name its session the head only answers with it. Each
+round reads a bounded number of datagrams. In a round with more, heartbeats may have been dropped, so it counts as no
+silence.
 """
 
 import contextlib
-import json
+import secrets
 import socket
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
+from launch.supervise.datagrams import MAX_BYTES, Message, Silence, decode, encode, own_host
+from launch.supervise.peer_table import ROUND_SECONDS, PeerTable
+from launch.supervise.secret import VARIABLE
 from parallel.environ import expand_nodes
 from parallel.errors import LaunchError
-from train.exit_codes import FINISHED, STOPPED
 
-ROUND_SECONDS = 1.0
-LOST_ROUNDS = 20
-"""Rounds without a heartbeat after which a node is lost. A network that recovers earlier costs nothing."""
-SOON_ROUNDS = 5
-"""The same limit when the run was asked to stop, or when the node reported that it failed."""
-
-
-class PeerTable:
-    """What this node knows about the others: rounds since each heartbeat, and failures. Does no input or output."""
-
-    def __init__(self) -> None:
-        self._silent: dict[str, int] = {}
-        """Rounds since the last heartbeat of each node."""
-        self._failed: set[str] = set()
-        self._codes: dict[str, int] = {}
-        """Exit code of each node that has left."""
-        self._seen: set[str] = set()
-        """Nodes that ever sent a heartbeat."""
-
-    @property
-    def head_code(self) -> int | None:
-        """The exit code of node 0; None while it has not left."""
-        return next((code for node, code in self._codes.items() if node.startswith("node 0 ")), None)
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Return the nodes that never sent a heartbeat. `names`: the host names of all nodes, "" if not known."""
-        seen = {int(node.split()[1]) for node in self._seen}
-        absent = ((number, name) for number, name in enumerate(names) if number not in seen)
-        return [f"node {number}" + (f" ({name})" if name else "") for number, name in absent]
-
-    def receive(self, message: Mapping[str, Any]) -> None:
-        """Take a message from `node`. A node that leaves adds its exit `code`, the head adds its report."""
-        node, code = str(message["node"]), message.get("code")
-        self._seen.add(node)
-        if code is not None:
-            self._codes[node] = int(code)
-        if "silent" in message:
-            self._silent = {name: int(rounds) for name, rounds in message["silent"].items()}
-            self._failed = set(message["failed"])
-        if code is None:
-            self._silent[node] = 0
-        elif code in (FINISHED, STOPPED):
-            self._silent.pop(node, None)  # it is done, so no more heartbeats are expected
-        else:
-            self._failed.add(node)
-
-    def next_round(self) -> None:
-        """Count one more round without a heartbeat for every node."""
-        for node in self._silent:
-            self._silent[node] += 1
-
-    def report(self) -> dict[str, Any]:
-        """Return what the head sends to the others: the nodes that missed rounds, as many as fit into a datagram."""
-        missed = {node: rounds for node, rounds in self._silent.items() if rounds > 1}
-        silent = dict(sorted(missed.items(), key=lambda item: -item[1])[:100])
-        return {"silent": silent, "failed": sorted(self._failed & set(silent))}
-
-    def lost(self, hurry: bool) -> str | None:
-        """Return the name of a lost node and the reason, or None. `hurry` applies SOON_ROUNDS to all nodes."""
-        for node, rounds in self._silent.items():
-            if rounds > (SOON_ROUNDS if hurry or node in self._failed else LOST_ROUNDS):
-                reason = "failed" if node in self._failed else f"has not answered for {rounds * ROUND_SECONDS:.0f} s"
-                return f"{node} {reason}"
-        return None
+LEAST_DATAGRAMS, DATAGRAMS_PER_NODE = 1000, 20
+"""Datagrams that a round reads at most: the sum of the first, and of the second for each node."""
+SESSIONS_PER_NODE = 64
+"""Processes of one node, one after the other, whose heartbeats one head accepts."""
 
 
 class Peers:
     """This node's part in the heartbeats: a thread that runs from `start` to `leave`."""
 
-    def __init__(self, node_rank: int, head: str, port: int, run: str, nodes: int = 0) -> None:
-        self._nodes = nodes
-        self._is_head = node_rank == 0
-        self._name = f"node {node_rank} ({socket.gethostname()})"
-        self._head, self._run = (head, port), run
-        self._table = PeerTable()
-        self._lock = threading.Lock()
-        self._addresses: set[Any] = set() if self._is_head else {self._head}
-        """Where this node sends: a worker to the head, the head to every node that wrote to it."""
-        self._left = threading.Event()
+    def __init__(self, node_rank: int, head: str, port: int, run: str, nodes: int, secret: bytes = b"") -> None:
+        self._node, self._nodes, self._run, self._secret = node_rank, nodes, run, secret
+        self._head = (head, port)
+        self._session, self._count = secrets.token_hex(16), 0
+        self._counts: dict[tuple[int, str], int] = {}
+        """Number of the last message of each session of each node."""
+        self._addresses: dict[int, tuple[Any, str]] = {} if node_rank == 0 else {0: (self._head, "")}
+        """Address and session of each node to which this one sends."""
+        self._table, self._lock = PeerTable(), threading.Lock()
+        self._left, self._thread = threading.Event(), cast("threading.Thread | None", None)
+        self._warned: set[str] = set()
         self._socket = socket.socket(socket.AF_INET6 if ":" in head else socket.AF_INET, socket.SOCK_DGRAM)
 
     def start(self) -> None:
         """Start the thread. LaunchError if this is the head and its UDP port is taken."""
-        if self._is_head:
+        if self._node == 0:
             try:
                 self._socket.bind(self._head)
             except OSError as error:
@@ -113,7 +63,8 @@ class Peers:
                     f"UDP port {self._head[1]} at {self._head[0]}, where node 0 listens, is taken ({error.strerror}); "
                     "choose another with --head HOST:PORT on all nodes"
                 ) from None
-        threading.Thread(target=self._exchange, name="peers", daemon=True).start()
+        self._thread = threading.Thread(target=self._exchange, name="peers", daemon=True)
+        self._thread.start()
 
     def lost(self, hurry: bool) -> str | None:
         """Return the name of a lost node and the reason, or None; see `PeerTable.lost`."""
@@ -132,49 +83,112 @@ class Peers:
 
     def missing(self, env: Mapping[str, str]) -> list[str]:
         """Return the nodes from which node 0 got no heartbeat; empty on other nodes, which do not know."""
-        if not self._is_head:
+        if self._node:
             return []
         names = expand_nodes(env.get("SLURM_STEP_NODELIST", ""))
-        names = names if len(names) == self._nodes else [""] * self._nodes
         with self._lock:
-            self._table.receive({"node": self._name})
-            return self._table.missing(names)
+            return self._table.missing(names if len(names) == self._nodes else [""] * self._nodes)
 
     def leave(self, code: int) -> None:
         """Stop the thread and send this node's exit code, three times because datagrams can be lost."""
-        self._left.set()
-        for _ in range(3):
-            self._send({"code": code}, self._addresses)
+        with self._lock:
+            self._left.set()
+            for _ in range(3):
+                self._send_to_all(code)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if self._thread:
+            self._thread.join()
+        self._socket.close()
 
     def _exchange(self) -> None:
-        with self._socket:
-            while not self._left.is_set():
-                if not self._is_head:
-                    self._send({}, self._addresses)
-                self._listen(time.monotonic() + ROUND_SECONDS)
-                with self._lock:
-                    self._table.next_round()
-
-    def _listen(self, end: float) -> None:
-        """Receive messages until the round ends. The head answers each of them."""
-        while (left := end - time.monotonic()) > 0 and not self._left.is_set():
-            self._socket.settimeout(left)
-            try:
-                text, sender = self._socket.recvfrom(65_536)
-                message = json.loads(text)
-            except (OSError, ValueError):  # the round is over, a node's port is closed, or the message is not ours
-                continue
-            if message.get("run") != self._run:
-                continue
+        while not self._left.is_set():
+            if self._node:
+                self._beat()
+            quiet = self._listen(time.monotonic() + ROUND_SECONDS)
             with self._lock:
-                self._table.receive(message)
-                report = self._table.report()
-            if self._is_head:
-                self._addresses.add(sender)
-                self._send(report, {sender})
+                if quiet:
+                    self._table.next_round()
+            if self._node == 0:
+                self._beat()
 
-    def _send(self, message: Mapping[str, Any], addresses: set[Any]) -> None:
-        text = json.dumps({"run": self._run, "node": self._name, **message}).encode()
-        for address in tuple(addresses):
-            with contextlib.suppress(OSError):  # no route: treat the datagram as lost
-                self._socket.sendto(text, address)
+    def _beat(self) -> None:
+        with self._lock:
+            if not self._left.is_set():
+                self._send_to_all(None)
+
+    def _listen(self, end: float) -> bool:
+        """Receive datagrams until the round ends. Returns whether all that arrived were read."""
+        for _ in range(LEAST_DATAGRAMS + DATAGRAMS_PER_NODE * self._nodes):
+            left = end - time.monotonic()
+            if left <= 0 or self._left.is_set():
+                return True
+            try:
+                self._socket.settimeout(left)
+                datagram, sender = self._socket.recvfrom(MAX_BYTES + 1)
+            except OSError:  # the round is over, a node's port is closed, or this node leaves
+                continue
+            message = decode(datagram, self._secret, self._run, self._nodes)
+            if self._left.is_set():
+                return True
+            if message is None:
+                self._warn(
+                    "ignored",
+                    f"ignored a datagram from {sender[0]} that is none of this job; if a node is missing, check that "
+                    f"{VARIABLE} is the same on all nodes",
+                )
+            else:
+                self._receive(message, sender)
+        self._warn("flood", f"a flood of datagrams at UDP port {self._head[1]}: no node counts as lost while it lasts")
+        self._left.wait(max(0.0, end - time.monotonic()))
+        return False
+
+    def _receive(self, message: Message, sender: Any) -> None:
+        """Take a message from another node. The head answers a greeting, and a node answers the head's first message
+        at once, so that the head knows it."""
+        if (message.node == 0) == (self._node == 0):
+            return
+        with self._lock:
+            if message.to != self._session:
+                if self._node == 0:
+                    self._send(sender, message.session, None, ())
+                return
+            if not self._is_new(message):
+                return
+            if self._node and self._addresses[0][1] != message.session:
+                self._addresses[0] = (self._head, message.session)
+                self._send_to_all(None)
+            elif self._node == 0:
+                self._addresses[message.node] = (sender, message.session)
+            self._table.receive(message)
+
+    def _is_new(self, message: Message) -> bool:
+        """Whether the message is no copy of an earlier one. Remembers its number."""
+        key = (message.node, message.session)
+        if key not in self._counts and len(self._counts) >= SESSIONS_PER_NODE * self._nodes:
+            return False
+        if message.count <= self._counts.get(key, 0):
+            return False
+        self._counts[key] = message.count
+        return True
+
+    def _send_to_all(self, code: int | None) -> None:
+        report = self._table.report() if self._node == 0 else ()
+        for address, session in self._addresses.values():
+            self._send(address, session, code, report)
+
+    def _send(self, address: Any, to: str, code: int | None, silent: tuple[Silence, ...]) -> None:
+        self._count += 1
+        message = Message(self._node, own_host(), self._session, to, self._count, code, silent)
+        with contextlib.suppress(OSError):  # no route: treat the datagram as lost
+            if self._node:
+                self._socket.connect(address)  # the kernel then drops what any other address sends
+                self._socket.send(encode(message, self._secret, self._run))
+            else:
+                self._socket.sendto(encode(message, self._secret, self._run), address)
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Print a warning, each kind once: a stranger could fill the log."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            print(f"keepstep: {text}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ shown by the launcher. If the launcher has a terminal, that rank writes to the t
 import fcntl
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,12 +17,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from data_pipeline.file_lock import open_lock
+from data_pipeline.untrusted import read_file
+from train.records.jsonl import is_seconds
+
 VARIABLE = "KEEPSTEP_LOG"
 REDIRECT = f'[ -z "${VARIABLE}" ] || exec >>"${VARIABLE}" 2>&1; exec "$@"'
 HEADER = "=== "
 FAILURE = "failure.json"
+_LARGEST_FAILURE = 1 << 22
+"""Bytes of a saved failure that are read."""
+TAIL_BYTES = 4 << 20
+"""Bytes of a log that are read: every start appends to it, so it may be large."""
 LAST_LINES = 30
 """Lines of a failed rank's log that are shown and saved."""
+LOST_PEER = ("collective operation timeout", "ncclRemoteError", "remote process exited")
+"""What NCCL's watchdog writes when it aborts a rank whose peer has failed or hangs."""
 
 
 class RankLogs:
@@ -84,7 +95,7 @@ def _own_folder(folder: Path) -> tuple[int | None, Path]:
     The run's lease refuses the ranks of a second launcher. Its logs must not mix with those of the first."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
+        lock = open_lock(folder / ".lock")
     except OSError:
         return None, folder
     try:
@@ -105,9 +116,26 @@ def header(env: Mapping[str, str]) -> str:
 
 def last_lines(log: Path) -> list[str]:
     """Return the last lines that a rank wrote since its newest start, LAST_LINES at most."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return _lines_since_start(log)[-LAST_LINES:]
+
+
+def was_aborted_for_a_peer(exit_code: int, log: Path | None) -> bool:
+    """Return whether NCCL's watchdog aborted the rank because of another one, which is then the cause."""
+    if exit_code != -signal.SIGABRT or log is None:
+        return False
+    return any(sign in line for line in _lines_since_start(log) for sign in LOST_PEER)
+
+
+def _lines_since_start(log: Path) -> list[str]:
+    """Return the lines that a rank wrote since its newest start, as far as TAIL_BYTES reach."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).decode("utf-8", errors="replace").splitlines()
+    if size > TAIL_BYTES:
+        del lines[:1]  # cut off
     starts = [i for i, line in enumerate(lines) if line.startswith(HEADER)]
-    return lines[starts[-1] + 1 :][-LAST_LINES:] if starts else lines[-LAST_LINES:]
+    return lines[starts[-1] + 1 :] if starts else lines
 
 
 class Follower:
@@ -159,14 +187,23 @@ class Failure:
         part.replace(folder / FAILURE)
 
 
+def _is_failure(failure: Failure) -> bool:
+    """Return whether the fields that were read have the types of a failure."""
+    if not isinstance(failure.lines, list) or not isinstance(failure.suspicion, list):
+        return False
+    texts = (failure.host, failure.ending, failure.log, *failure.lines)
+    right = all(isinstance(text, str) for text in texts) and all(isinstance(one, bool) for one in failure.suspicion)
+    return right and is_seconds(failure.time) and failure.time >= 0
+
+
 def root_cause(logs: Path, since: float) -> Failure | None:
     """Return the failure that caused the others, among those that nodes saved since a moment; None if there is none."""
     found = []
     for file in logs.glob(f"*/{FAILURE}"):
         try:
-            failure = Failure(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            failure = Failure(**json.loads(read_file(file, limit=_LARGEST_FAILURE)))
+        except (OSError, ValueError, TypeError, RecursionError):
             continue
-        if failure.time >= since:
+        if _is_failure(failure) and failure.time >= since:
             found.append(failure)
     return min(found, key=lambda failure: (list(failure.suspicion), failure.time), default=None)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from train.checkpoint.stores.steps import newest_step
-from train.exit_codes import FAILED, FAILED_FOR_GOOD, FINISHED, STOPPED
-from train.records.events import read_jsonl
+from train.exit_codes import FAILED, FINISHED, NEVER_AGAIN, STOPPED
+from train.records.events import events_backwards, read_events
 from train.run_folder import RunFolder
 
 BY_REQUEST = "keepstep stop"
@@ -52,7 +52,7 @@ def decide(attempt: Attempt) -> tuple[bool, str]:
     """Return whether to requeue the job, and the reason."""
     if attempt.code == FINISHED:
         return False, "the run is finished"
-    if attempt.code == FAILED_FOR_GOOD:
+    if attempt.code in NEVER_AGAIN:
         return False, f"failed for good: {attempt.why}"
     if attempt.code == STOPPED and attempt.why == BY_REQUEST:
         return False, "stopped by `keepstep stop`; submit again to resume"
@@ -75,14 +75,14 @@ def decide(attempt: Attempt) -> tuple[bool, str]:
 def ending(run: Path, since: float, launcher_code: int) -> tuple[int, str]:
     """Return the exit code of the ranks and the reason, from the run's events, else from the launcher's exit code."""
     codes = {"finished": FINISHED, "stopped": STOPPED, "failed": FAILED}
-    events = [event for event in read_jsonl(RunFolder(run).events) if event["time"] >= since]
+    events = [event for event in read_events(RunFolder(run).events) if event["time"] >= since]
     endings = [event for event in events if event["kind"] in codes]
     if endings:
         last: dict[str, Any] = endings[-1]
         if last["kind"] == "stopped" and any(event["kind"] == "stop_requested" for event in events):
             return STOPPED, BY_REQUEST
         return last.get("exit_code", codes[last["kind"]]), str(last.get("reason") or last.get("error") or last["kind"])
-    if launcher_code in (FINISHED, FAILED_FOR_GOOD, STOPPED):
+    if launcher_code in (FINISHED, *NEVER_AGAIN, STOPPED):
         return launcher_code, f"exit code {launcher_code}"
     return FAILED, f"the launcher's exit code was {launcher_code}"
 
@@ -95,8 +95,8 @@ def stopped_while_waiting(run: Path, submitted: str) -> bool:
         since = datetime.fromisoformat(submitted).timestamp() + 1
     except ValueError:  # Slurm prints another format (SLURM_TIME_FORMAT)
         return False
-    events = read_jsonl(RunFolder(run).events)
-    return any(event["kind"] == "stop_requested" and event["time"] > since for event in events)
+    requests = events_backwards(RunFolder(run).events, ["stop_requested"])
+    return any(event["time"] > since for event in requests)
 
 
 def saved_step(run: Path) -> int:

@@ -17,7 +17,7 @@ from data_pipeline.tokenizers.sentencepiece_training import train_sentencepiece
 from tests.slurm.cluster import Cluster
 from tests.slurm.machines import processes_with, until
 from train.checkpoint.format.compare import differences
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 KEEPSTEP = [sys.executable, "-m", "launch.cli"]

@@ -12,7 +12,7 @@ from tests.slurm.cluster import NAMES, Cluster
 from tests.slurm.drills import DRILLS
 from tests.slurm.lab import KEEPSTEP, ROOT, STEPS, Job, Lab
 from tests.slurm.machines import processes_with, until
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 QUICK = ("stop_signal",)
 

@@ -1,13 +1,13 @@
 """A lease that allows one run at a time in a run folder.
 
 The holder writes its identity into a file and increments a count in it every few seconds. A new run that finds a lease
-takes it over immediately if the holder is provably gone: a dead process on this host, or, on another host, an earlier
-attempt of the same job. Otherwise the new run watches the count. If the count increases, the holder is alive and the
-new run refuses to start. If it does not, the lease has expired. Watching a count needs no synchronized clocks.
+takes it over immediately if the holder is provably gone: a dead process of this host and container, or, elsewhere, an
+earlier attempt of the same job. Otherwise the new run watches the count. If the count increases, the holder is alive
+and the new run refuses to start. If it does not, the lease has expired. Watching a count needs no synchronized clocks.
 """
 
 import contextlib
-import fcntl
+import errno
 import json
 import logging
 import os
@@ -18,9 +18,12 @@ import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from data_pipeline.file_lock import lock_within, open_lock
+from data_pipeline.untrusted import read_file
 from parallel.errors import LaunchError
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,17 @@ RENEW_SECONDS = 3.0
 """Seconds between two increments of the count."""
 EXPIRY_SECONDS = 15.0
 """Seconds without an increment after which the lease has expired."""
+LOCK_SECONDS = 30.0
+"""Longest wait for the lock of the lease, which is held for the time of a read and a write."""
+_LARGEST = 1 << 16
+"""Bytes that a lease has at most."""
+_NOT_OURS = (errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.EACCES, errno.EPERM)
+"""Errors of a lock file that is a link, no file, or another user's."""
+_KINDS: dict[str, Any] = {
+    "id": str, "host": str, "pid": int, "started": int | float, "job": str, "requeues": int, "restarts": int,
+    "boot": str, "pid_namespace": str,
+}  # fmt: skip
+"""Types of the fields of a holder."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,11 @@ class Holder:
     """Times that Slurm requeued the job."""
     restarts: int = 0
     """Times that torchrun restarted the ranks within one job."""
+    boot: str = ""
+    """Random name that the kernel took at its start; machines can share a host name. "" in leases of earlier versions.
+    """
+    pid_namespace: str = ""
+    """The namespace of `pid`: another container on the host may have another process with the same pid."""
 
     @classmethod
     def this_process(cls, env: Mapping[str, str]) -> "Holder":
@@ -56,14 +75,28 @@ class Holder:
         started = psutil.Process().create_time()
         counts = [int(env.get(name) or 0) for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
         job = "" if job == "none" else job
-        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), started, job, *counts)
+        return cls(
+            uuid.uuid4().hex,
+            socket.gethostname(),
+            os.getpid(),
+            started,
+            job,
+            *counts,
+            boot=_boot(),
+            pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
+        )
+
+    def is_visible(self, me: "Holder") -> bool:
+        """Whether the holder's pid means the same process here: the same host, start of the kernel, and container."""
+        return self.boot != "" and (self.host, self.boot, self.pid_namespace) == (me.host, me.boot, me.pid_namespace)
 
     def is_gone(self, me: "Holder") -> bool:
         """Whether the holder has provably ended.
 
-        A holder on another host may be alive, unless it belongs to an earlier attempt of the same job. If both belong
-        to the same attempt, they are two runs within one job, and this one must not take over."""
-        if self.host != me.host:
+        A holder on another host or in another container may be alive, unless it belongs to an earlier attempt of the
+        same job. If both belong to the same attempt, they are two runs within one job, and this one must not take
+        over."""
+        if not self.is_visible(me):
             return self.job != "" and self.job == me.job and self._attempt < me._attempt
         try:
             process = psutil.Process(self.pid)
@@ -77,7 +110,24 @@ class Holder:
         return self.requeues, self.restarts
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}" + (f", job {self.job}" if self.job else "")
+        host, job = (ascii(text[:100])[1:-1] for text in (self.host, self.job))  # a terminal may show them
+        return f"process {self.pid} on {host}" + (f", job {job}" if job else "")
+
+
+def read_lease(path: Path) -> tuple[Holder | None, int]:
+    """Return the holder and the count of a lease; None and 0 if there is none, or if the file is no lease."""
+    try:
+        record: Any = json.loads(read_file(path, limit=_LARGEST))
+        holder, count = Holder(**record["holder"]), record["count"]
+        right = all(isinstance(getattr(holder, name), kind) for name, kind in _KINDS.items())
+        right = right and isinstance(count, int) and 0 < holder.pid < 1 << 31
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        return None, 0
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ELOOP):  # no regular file, or none of ours
+            raise
+        return None, 0
+    return (holder, count) if right else (None, 0)
 
 
 class Lease:
@@ -98,19 +148,31 @@ class Lease:
         """Stop renewing, and remove the file unless another process has taken the lease."""
         self._released.set()
         self._thread.join()
-        with _locked(self._path):
-            if self._holder_and_count()[0] == self._me:
-                self._path.unlink()
+        try:
+            with _locked(self._path):
+                if read_lease(self._path)[0] == self._me:
+                    self._path.unlink()
+        except TimeoutError as error:  # the next run sees that this process is gone
+            log.warning("the lease was not removed: %s", error)
 
     def _acquire(self) -> None:
-        watched_since, first_seen = time.monotonic(), self._holder_and_count()
+        watched_since, first_seen = time.monotonic(), read_lease(self._path)
         while True:
-            with _locked(self._path):
-                holder, count = self._holder_and_count()
-                expired = time.monotonic() - watched_since > EXPIRY_SECONDS
-                if holder is None or holder.is_gone(self._me) or expired:
-                    self._write()
-                    return
+            try:
+                with _locked(self._path):
+                    holder, count = read_lease(self._path)
+                    expired = time.monotonic() - watched_since > EXPIRY_SECONDS
+                    if holder is None or holder.is_gone(self._me) or expired:
+                        self._write()
+                        return
+            except TimeoutError as error:
+                raise LaunchError(f"{error}; end that process, or give this run another name") from None
+            except OSError as error:
+                if error.errno not in _NOT_OURS:
+                    raise
+                raise LaunchError(
+                    f"the lease cannot be locked: {error}; remove that file, or correct its owner"
+                ) from None
             if (holder, count) != first_seen:
                 raise LaunchError(
                     f"the run folder {self._path.parent} is in use by {holder}; wait until that run has ended "
@@ -132,20 +194,12 @@ class Lease:
     def _renew(self) -> str | None:
         """Increment the count. Returns None, or how the lease was lost."""
         with _locked(self._path):
-            holder, _ = self._holder_and_count()
+            holder, _ = read_lease(self._path)
             if holder != self._me:
                 return f"was taken by {holder}" if holder else "was lost: its file is gone"
             self._count += 1
             self._write()
             return None
-
-    def _holder_and_count(self) -> tuple[Holder | None, int]:
-        """Content of the lease file; None and 0 if there is none or it cannot be read as a lease."""
-        try:
-            record = json.loads(self._path.read_text(encoding="utf-8"))
-            return Holder(**record["holder"]), record["count"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None, 0
 
     def _write(self) -> None:
         partial = self._path.with_name(f"{self._path.name}.{self._me.id}")
@@ -155,7 +209,17 @@ class Lease:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """Hold a file lock that all processes which share the folder respect."""
-    with path.with_name(path.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Hold a file lock that all processes which share the folder respect.
+
+    TimeoutError if another process holds it for LOCK_SECONDS."""
+    file = path.with_name(path.name + ".lock")
+    lock = open_lock(file)
+    try:
+        lock_within(lock, file, LOCK_SECONDS)
         yield
+    finally:
+        os.close(lock)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -34,7 +34,17 @@ CONTAINER = closed(
         "command": {"type": "array", "items": TEXT},
         "workingDir": TEXT,
         "ports": {"type": "array", "items": closed({"name": {**NAME, "maxLength": 15}, "containerPort": COUNT})},
-        "env": {"type": "array", "items": closed({"name": TEXT, "value": {"type": "string"}})},
+        "env": {
+            "type": "array",
+            "items": closed(
+                {
+                    "name": TEXT,
+                    "value": {"type": "string"},
+                    "valueFrom": closed({"secretKeyRef": closed({"name": NAME, "key": TEXT})}),
+                },
+                "name",
+            ),
+        },
         "resources": {"type": "object", "additionalProperties": QUANTITIES, "propertyNames": {"enum": KINDS}},
         "securityContext": closed({"capabilities": closed({"add": {"type": "array", "items": TEXT}})}),
         "volumeMounts": {"type": "array", "items": closed({"name": NAME, "mountPath": TEXT})},
@@ -49,7 +59,7 @@ VOLUME = closed(
         "name": NAME,
         "persistentVolumeClaim": closed({"claimName": NAME}),
         "configMap": closed({"name": NAME}),
-        "emptyDir": closed({"medium": {"const": "Memory"}}),
+        "emptyDir": closed({"medium": {"const": "Memory"}, "sizeLimit": TEXT}, "medium"),
     },
     "name",
 ) | {"minProperties": 2, "maxProperties": 2}
@@ -87,6 +97,15 @@ JOB = closed(
     }
 )
 
+SECRET = closed(
+    {
+        "apiVersion": {"const": "v1"},
+        "kind": {"const": "Secret"},
+        "metadata": METADATA,
+        "stringData": closed({"job-secret": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}),
+    }
+)
+
 
 def as_the_operator_reads_it(job: dict[str, Any]) -> Any:
     """Pass the job through the models that Kubeflow generates from its definition of PyTorchJob.
@@ -110,7 +129,8 @@ def documents(capsys, *options: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 0), (1, 8), (4, 8)])
 def test_the_manifest_is_a_valid_pytorchjob(capsys, nodes, gpus):
-    config, job = documents(capsys, "--nodes", str(nodes), "--gpus", str(gpus))
+    config, secret, job = documents(capsys, "--nodes", str(nodes), "--gpus", str(gpus))
+    jsonschema.validate(secret, SECRET)
     jsonschema.validate(job, JOB)
     assert as_the_operator_reads_it(job) == job
     assert config["data"]["recipe.yaml"] == Path("recipes/laptop.yaml").read_text()
@@ -120,8 +140,19 @@ def test_the_manifest_is_a_valid_pytorchjob(capsys, nodes, gpus):
     assert mounted == {volume["name"] for volume in replicas["Master"]["template"]["spec"]["volumes"]}
 
 
+def test_pods_get_a_new_secret_by_reference(capsys):
+    _, secret, job = documents(capsys, "--nodes", "2")
+    text = secret["stringData"]["job-secret"]
+    assert documents(capsys)[1]["stringData"]["job-secret"] != text
+    assert text not in json.dumps(job)
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        (variable,) = replica["template"]["spec"]["containers"][0]["env"]
+        reference = {"name": secret["metadata"]["name"], "key": "job-secret"}
+        assert variable == {"name": "KEEPSTEP_JOB_SECRET", "valueFrom": {"secretKeyRef": reference}}
+
+
 def test_a_field_that_the_operator_does_not_know_is_noticed(capsys):
-    _, job = documents(capsys)
+    *_, job = documents(capsys)
     job["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicies"] = "ExitCode"
     assert as_the_operator_reads_it(job) != job
     del job["spec"]["pytorchReplicaSpecs"]
@@ -131,7 +162,7 @@ def test_a_field_that_the_operator_does_not_know_is_noticed(capsys):
 
 @pytest.mark.parametrize(("code", "pod"), [(0, 0), (1, 200), (2, 2), (75, 200)])
 def test_the_start_script_passes_what_the_operator_sets_and_maps_exit_codes(tmp_path, capsys, code, pod):
-    config, _ = documents(capsys, "--nodes", "4")
+    config, *_ = documents(capsys, "--nodes", "4")
     (tmp_path / "start.sh").write_text(config["data"]["start.sh"])
     fake = tmp_path / "keepstep"
     fake.write_text(f'#!/bin/bash\necho "$@" rank=${{RANK-none}} > {tmp_path}/called\nexit {code}\n')
@@ -143,7 +174,7 @@ def test_the_start_script_passes_what_the_operator_sets_and_maps_exit_codes(tmp_
 
 
 def test_the_start_script_is_clean(capsys):
-    config, _ = documents(capsys)
+    config, *_ = documents(capsys)
     tool = str(Path(sys.executable).with_name("shellcheck"))
     script = config["data"]["start.sh"]
     result = subprocess.run([tool, "--shell=bash", "-"], input=script, capture_output=True, text=True, check=False)
@@ -163,12 +194,12 @@ NEEDS = [
 
 
 def test_pods_get_what_the_cluster_asks_for(capsys):
-    config, job = documents(capsys, *NEEDS)
+    config, _, job = documents(capsys, *NEEDS)
     jsonschema.validate(job, JOB)
     assert as_the_operator_reads_it(job) == job
     pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     container = pod["containers"][0]
-    assert container["env"] == [{"name": "NCCL_IB_HCA", "value": "mlx5"}, {"name": "EMPTY", "value": ""}]
+    assert container["env"][:2] == [{"name": "NCCL_IB_HCA", "value": "mlx5"}, {"name": "EMPTY", "value": ""}]
     assert container["resources"] == {
         "limits": {"nvidia.com/gpu": "8", "rdma/hca_shared_devices_a": "1"},
         "requests": {"cpu": "32", "memory": "200Gi"},
@@ -180,6 +211,16 @@ def test_pods_get_what_the_cluster_asks_for(capsys):
         {"key": "team", "operator": "Equal", "value": "nlp", "effect": "NoSchedule"},
     ]
     assert " --allow=schedule --ranks 8 " in config["data"]["start.sh"]
+
+
+def test_pods_may_pin_memory_without_a_resource_and_get_shared_memory(capsys):
+    *_, job = documents(capsys, "--ipc-lock", "--shared-memory", "64Gi")
+    jsonschema.validate(job, JOB)
+    assert as_the_operator_reads_it(job) == job
+    pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert pod["containers"][0]["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    [shared] = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm"]
+    assert shared == {"medium": "Memory", "sizeLimit": "64Gi"}
 
 
 def test_the_recipe_and_the_script_are_readable(tmp_path, capsys):
@@ -199,6 +240,7 @@ def test_the_recipe_and_the_script_are_readable(tmp_path, capsys):
         (["--toleration", "a:Never"], "--toleration a:Never must read KEY[=VALUE][:EFFECT]"),
         (["--namespace", "My_Team"], "--namespace (My_Team) is no name in Kubernetes"),
         (["--pull-secret", "-x-"], "--pull-secret (-x-) is no name in Kubernetes"),
+        (["--shared-memory", "lots"], "--shared-memory lots must be a size of Kubernetes, such as 64Gi"),
         (["--nodes", "3", "--gpus", "3"], "9 ranks (3 nodes x 3) do not fit the recipe"),
         (["--nodes", "-1"], "--nodes (-1) must be at least 1"),
     ],
@@ -211,7 +253,7 @@ def test_wrong_options_are_refused(options, message, capsys):
 
 
 def test_a_head_with_an_ipv6_address_gets_brackets(tmp_path, capsys):
-    config, _ = documents(capsys, "name=RANKS-NODES")
+    config, *_ = documents(capsys, "name=RANKS-NODES")
     (tmp_path / "hostname").write_text("#!/bin/bash\necho fd00::7 10.0.0.7\n")
     (tmp_path / "keepstep").write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/called\n')
     for name in ("hostname", "keepstep"):

@@ -1,5 +1,6 @@
 """Findings about names, ports and clocks, and about connections between processes."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -20,6 +21,7 @@ from launch.doctor.network import (
     ports_here,
     skew_finding,
 )
+from launch.supervise.network import wait_for_head
 from parallel.environ import FIRST_PORT, PORTS, World
 
 FAR = range(32768, 61000)
@@ -122,3 +124,46 @@ def test_a_node_that_does_not_connect_and_a_head_that_does_not_answer_are_proble
     (finding,) = connect([1], 2)[1]
     assert finding.level == "problem"
     assert "on the first node cannot be reached: node 0 does not answer" in finding.what
+
+
+def test_strangers_and_junk_neither_count_as_nodes_nor_stop_the_doctor(monkeypatch) -> None:
+    monkeypatch.setattr(doctor_network, "CONNECT_SECONDS", 600.0)
+    monkeypatch.setattr(doctor_network, "MOST_SILENT", 3)
+    found: list[Finding] = []
+    head = threading.Thread(target=lambda: found.extend(check_connections(world(0, 3))))
+    head.start()
+    port = FIRST_PORT + (PORT - FIRST_PORT + PORTS // 2) % PORTS
+    wait_for_head("127.0.0.1", port, 600)
+    address = ("127.0.0.1", port)
+    silent = [socket.create_connection(address) for _ in range(6)]
+    for junk in (b"\xff", b"\0" * 300, b"GET / HTTP/1.0\r\n\r\n", b"x rank 0\n", b"x rank 3\n", b"\xff rank 1\n"):
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(junk)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(64) == b""  # closed without an answer
+    connect([1], 3)
+    assert not found
+    connect([2], 3)
+    head.join()
+    assert [finding.what for finding in found] == ["all 2 other nodes connected"]
+    for stranger in silent:
+        stranger.close()
+
+
+def test_an_answer_that_is_no_clock_is_a_problem(monkeypatch) -> None:
+    monkeypatch.setattr(doctor_network, "wait_for_head", lambda *_: None)
+    port = FIRST_PORT + (PORT - FIRST_PORT + PORTS // 2) % PORTS
+    with socket.create_server(("127.0.0.1", port)) as stranger:
+
+        def answer() -> None:
+            connection, _ = stranger.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(b"nan\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        (finding,) = check_connections(world(1, 2))
+        thread.join()
+    assert finding.level == "problem"
+    assert "the program there does not answer as keepstep does" in finding.what

@@ -1,5 +1,6 @@
 """The exit code of a group of ranks, and what a node says when the rendezvous fails."""
 
+import socket
 import subprocess
 import sys
 
@@ -11,7 +12,17 @@ from launch.supervise.supervisor import _explained  # pyright: ignore[reportPriv
 
 @pytest.mark.parametrize(
     ("codes", "code"),
-    [([], 0), ([0, 0], 0), ([75, 75], 75), ([75, 1], 75), ([-9, 1], 1), ([1, 2], 2), ([2, 75], 2), ([-15, 0], 1)],
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([75, 75], 75),
+        ([75, 1], 75),
+        ([-9, 1], 1),
+        ([1, 2], 2),
+        ([2, 75], 2),
+        ([-15, 0], 1),
+        ([1, 3, -15], 3),
+    ],
 )
 def test_for_good_outweighs_stopped_outweighs_failed(codes, code):
     assert group_exit_code(codes) == code
@@ -54,13 +65,17 @@ from launch.supervise import network
 from launch.supervise.agent import main
 network.JOIN_SECONDS = 3
 logs = sys.argv[1]
-sys.exit(main(["--nnodes=3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
-    "--rdzv-id=x", "--rdzv-conf=is_host=true,join_timeout=3", f"--log-dir={logs}", "--no-python", "true"]))
+head = f"--rdzv-endpoint=127.0.0.1:{sys.argv[2]}"
+sys.exit(main(["--nnodes=3", "--nproc-per-node=1", "--rdzv-backend=keepstep", head, "--rdzv-id=x",
+    "--rdzv-conf=is_host=true,join_timeout=3", f"--log-dir={logs}", "--no-python", "true"]))
 """
 
 
 def test_a_node_that_never_comes_is_counted_in_one_line(tmp_path):
-    argv = [sys.executable, "-c", MISSING, str(tmp_path)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-c", MISSING, str(tmp_path), str(port)]
     result = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert result.returncode == NODES_MISSING, result.stderr
     lines = [line for line in result.stderr.splitlines() if "Warning" not in line and not line.startswith("[W")]

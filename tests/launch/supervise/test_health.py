@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from launch.supervise.health import clock_problems, compare, gpu_problems, judge, main, missing
+from launch.doctor.finding import Finding
+from launch.supervise.health import (
+    check_node,
+    clock_problems,
+    compare,
+    judge,
+    main,
+    memory_problems,
+    missing,
+    read_figures,
+)
 from parallel.addresses import own_addresses
 
 LOW_LIMITS = ("--min-free-gib", "0.001", "--min-memory-gib", "0.001")
@@ -46,12 +56,17 @@ def test_missing_gpus_and_a_full_disk_are_reported(tmp_path):
     assert f"GiB free in {tmp_path}, 1000000000.0 needed" in result.stdout
 
 
-def test_ecc_errors_and_foreign_processes_are_reported():
-    csv = "0, 0, 3\n1, 2, 3\n2, [N/A], 30000\n"
-    assert gpu_problems(csv) == [
-        "GPU 1 has 2 uncorrected ECC errors",
-        "GPU 2 has 30000 MiB in use by another process",
-    ]
+def test_foreign_processes_are_reported():
+    assert memory_problems("0, 3\n1, [N/A]\n2, 30000\n") == ["GPU 2 has 30000 MiB in use by another process"]
+    assert memory_problems("") == []
+
+
+def test_a_fault_of_any_gpu_makes_a_node_unhealthy(tmp_path, monkeypatch):
+    found = [Finding("note", "Xid 31"), Finding("problem", "GPU 5 has rows to remap at its next reset")]
+    monkeypatch.setattr("launch.supervise.health.gpu_findings", lambda: found)
+    monkeypatch.setattr("launch.supervise.health.count_gpus", lambda _: 8)
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
+    assert check_node(tmp_path, 0.0, 0.0) == ["GPU 5 has rows to remap at its next reset"]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +80,21 @@ def test_a_node_that_differs_from_the_others_is_reported(own, problem):
     everyone = [own, figures("n2"), figures("n3")]
     assert compare("n1", own, everyone) == ([problem] if problem else [])
     assert compare("n2", figures("n2"), everyone) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, b"", b"\xff", b"[]", b"null", b"[" * 100_000, b'{"node": "n1"}', b'{"node": 1, "matmul_seconds": 0.1}'),
+        *(
+            b'{"node": "n1", "matmul_seconds": %s}' % seconds
+            for seconds in (b"NaN", b"-1.0", b"1e999", b'"x"', b"null")
+        ),
+    ],
+)
+def test_figures_that_no_node_of_the_job_sent_are_ignored(text):
+    assert read_figures(text) is None
+    assert read_figures(b'{"node": "n1", "matmul_seconds": 0.1}') == figures("n1")
 
 
 def test_nodes_that_do_not_answer_are_named():

@@ -10,7 +10,15 @@ import pytest
 
 from launch import cli
 from launch.supervise import network
-from launch.supervise.local import Node, choose_ranks, count_gpus, environment, run_id, torchrun_arguments
+from launch.supervise.local import (
+    Node,
+    choose_ranks,
+    count_gpus,
+    environment,
+    run_id,
+    shared_secret,
+    torchrun_arguments,
+)
 from parallel.environ import job_port
 from parallel.errors import LaunchError
 from train.exit_codes import STOPPED
@@ -70,11 +78,11 @@ def test_options_that_do_not_fit_end_immediately_with_code_2(options, message, c
 
 def test_a_taken_port_is_reported_before_anything_starts(capsys):
     with socket.socket() as taken:
-        taken.bind(("", 0))
+        taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"port {port} of this machine .* is taken"):
-            network.check_free(port)
+            network.check_free("127.0.0.1", port)
 
 
 def test_a_head_that_does_not_answer_is_reported():
@@ -109,10 +117,21 @@ def test_node_0_alone_hosts_the_rendezvous():
         assert f"--rdzv-conf=is_host={host},join_timeout=280" in arguments
         assert "--rdzv-endpoint=10.0.0.1:29400" in arguments
         assert environment(node, {})["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert environment(Node(2), {})["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 def test_variables_that_the_user_has_set_are_not_changed():
     assert "OMP_NUM_THREADS" not in environment(Node(2), {"OMP_NUM_THREADS": "3"})
+
+
+def test_nodes_without_a_secret_say_so_and_a_short_one_is_refused(capsys):
+    assert shared_secret({}, 2) == b""
+    assert "KEEPSTEP_JOB_SECRET is not set" in capsys.readouterr().err
+    assert shared_secret({"KEEPSTEP_JOB_SECRET": "x" * 16}, 2) == b"x" * 16
+    assert shared_secret({}, 1) == b""
+    assert capsys.readouterr().err == ""
+    with pytest.raises(LaunchError, match="KEEPSTEP_JOB_SECRET has 15 characters, but it needs at least 16"):
+        shared_secret({"KEEPSTEP_JOB_SECRET": "x" * 15}, 1)
 
 
 def test_each_attempt_of_a_job_has_its_own_rendezvous_id():

@@ -19,7 +19,7 @@ import pytest
 
 from train.checkpoint.stores.steps import newest_step
 from train.health.stop import SIGNALS
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 ROOT = Path(__file__).parents[3]
 RECIPE = {

@@ -2,12 +2,15 @@
 
 import io
 import os
+import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from launch.supervise import agent
 from launch.supervise.rank_logs import (
     LAST_LINES,
     REDIRECT,
@@ -17,6 +20,7 @@ from launch.supervise.rank_logs import (
     RankLogs,
     last_lines,
     root_cause,
+    was_aborted_for_a_peer,
 )
 
 
@@ -123,6 +127,14 @@ def test_only_the_end_of_a_long_log_is_returned(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "log") == [str(i) for i in range(1000 - LAST_LINES, 1000)]
 
 
+def test_a_log_of_many_gigabytes_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        log.truncate(1 << 40)  # a hole, which takes no space on the disk
+        log.seek(0, os.SEEK_END)
+        log.write(b"\nfirst\nlast\n")
+    assert last_lines(tmp_path / "log")[-2:] == ["first", "last"]
+
+
 def test_the_root_cause_is_the_first_failure_that_no_other_caused(tmp_path: Path) -> None:
     ends = {
         "a": (10.0, "signal SIGTERM", (True, False, True)),
@@ -138,3 +150,70 @@ def test_the_root_cause_is_the_first_failure_that_no_other_caused(tmp_path: Path
     for since, host in ((0.0, "c"), (12.5, "d"), (14.0, None)):
         cause = root_cause(tmp_path, since)
         assert (cause and cause.host) == host
+
+
+WATCHDOG = """=== 2026-01-01 00:00:00 rank 1 of 2, job, restart 1
+[rank1]:[E101 00:00:01.123 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog \
+thread terminated with exception: NCCL error: remote process exited or there was a network error, NCCL version 2.29.7
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketPollConnect: connect to 10.0.0.1<43210> returned Connection refused, exceeded error retry count after 35 attempts
+Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:2376 (most recent call first):
+""" + "".join(f"frame #{i}: c10d::ProcessGroupNCCL::Watchdog::run() + 0x{i:x}\n" for i in range(60))
+ECC = """=== 2026-01-01 00:00:00 rank 0 of 2, job, restart 1
+[rank0]:[E101 00:00:01.123 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog \
+thread terminated with exception: CUDA error: uncorrectable ECC error encountered
+terminate called after throwing an instance of 'c10::DistBackendError'
+"""
+
+
+def test_an_abort_by_the_watchdog_of_nccl_points_to_another_rank(tmp_path: Path) -> None:
+    log = tmp_path / "rank-1.log"
+    log.write_text(WATCHDOG)
+    assert was_aborted_for_a_peer(-signal.SIGABRT, log)
+    assert not was_aborted_for_a_peer(1, log), "only an abort is the watchdog's"
+    assert not was_aborted_for_a_peer(-signal.SIGABRT, None)
+    log.write_text(WATCHDOG + ECC)
+    assert not was_aborted_for_a_peer(-signal.SIGABRT, log), "the newest start has a device error of its own"
+    log.write_text(
+        "=== start\n[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)\n"
+    )
+    assert was_aborted_for_a_peer(-signal.SIGABRT, log)
+
+
+@dataclass
+class Ended:
+    """A failed rank, as torchrun reports it."""
+
+    local_rank: int
+    exitcode: int
+    timestamp: int = 100
+    pid: int = 1
+
+
+@pytest.mark.parametrize("cause", [Ended(1, 1), Ended(1, -signal.SIGKILL), Ended(1, 1, timestamp=101)])
+def test_ranks_that_the_watchdog_of_nccl_aborted_do_not_outrank_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cause: Ended
+) -> None:
+    logs = RankLogs(tmp_path, terminal=False)
+    logs.reify(environments())
+    logs.files[1].write_text("=== start\nValueError: the cause\n")
+    logs.files[0].write_text(WATCHDOG)
+    logs.close()
+    agent._report_root_cause({0: Ended(0, -signal.SIGABRT), 1: cause}, logs, 2)
+    assert "keepstep: rank 1 (pid 1) failed first" in capsys.readouterr().err
+    saved = root_cause(tmp_path.parent, 0.0)
+    assert saved is not None
+    assert saved.rank == 1
+
+
+def test_nodes_whose_ranks_were_all_aborted_do_not_outrank_the_node_of_the_cause(tmp_path: Path) -> None:
+    for node, exit_code in (("a", -signal.SIGABRT), ("b", 1)):
+        logs = RankLogs(tmp_path / node, terminal=False)
+        logs.reify(environments())
+        logs.files[1].write_text(WATCHDOG if node == "a" else "=== start\nkeepstep: the disk is full\n")
+        logs.close()
+        agent._report_root_cause({1: Ended(1, exit_code)}, logs, 2)
+    cause = root_cause(tmp_path, 0.0)
+    assert cause is not None
+    assert cause.ending == "exit code 1"

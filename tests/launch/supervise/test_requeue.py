@@ -17,6 +17,7 @@ def attempt(code: int, why: str = "SIGUSR2", **other) -> Attempt:
     [
         (attempt(0), False, "the run is finished"),
         (attempt(2, "diverged"), False, "failed for good: diverged"),
+        (attempt(3, "memory ran out"), False, "failed for good: memory ran out"),
         (attempt(75), True, "stopped and saved (SIGUSR2)"),
         (attempt(75, progress=False), True, "stopped and saved"),
         (attempt(75, "keepstep stop"), False, "stopped by `keepstep stop`"),

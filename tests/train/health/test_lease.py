@@ -3,6 +3,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,13 +74,27 @@ def test_a_second_run_is_refused_and_the_error_names_the_holder(tmp_path: Path) 
 def test_the_lease_of_a_dead_process_on_this_host_is_taken_over_immediately(tmp_path: Path) -> None:
     with open("/proc/sys/kernel/pid_max") as file:  # noqa: PTH123
         no_such_process = int(file.read()) + 1
-    write_lease(tmp_path / "lease.json", Holder("dead", ALIVE.host, no_such_process, ALIVE.started, ""))
+    write_lease(tmp_path / "lease.json", replace(ALIVE, id="dead", pid=no_such_process))
     Lease(tmp_path / "lease.json", Holder.this_process({}), must_not_lose).release()
 
 
 def test_a_process_that_reuses_the_pid_of_a_dead_holder_is_not_the_holder(tmp_path: Path) -> None:
-    write_lease(tmp_path / "lease.json", Holder("dead", ALIVE.host, ALIVE.pid, ALIVE.started - 60.0, ""))
+    write_lease(tmp_path / "lease.json", replace(ALIVE, id="dead", started=ALIVE.started - 60.0))
     Lease(tmp_path / "lease.json", Holder.this_process({}), must_not_lose).release()
+
+
+@pytest.mark.parametrize(
+    "place", [{"pid_namespace": "pid:[1]"}, {"boot": "another"}, {"boot": "", "pid_namespace": ""}]
+)
+def test_a_pid_of_another_container_or_machine_says_nothing_about_the_holder(
+    tmp_path: Path, place: dict[str, str]
+) -> None:
+    holder = replace(ALIVE, id="unknown", started=ALIVE.started - 60.0, **place)
+    with (
+        renewed_by(tmp_path / "lease.json", holder),
+        pytest.raises(LaunchError, match=f"in use by process {ALIVE.pid} on "),
+    ):
+        Lease(tmp_path / "lease.json", Holder.this_process({}), must_not_lose)
 
 
 @pytest.mark.parametrize(
