@@ -7,6 +7,7 @@ error that a user can fix is printed as one line; a bug keeps its traceback.
 
 import argparse
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -15,6 +16,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "train": {
         "demo": "run the whole system on this machine in minutes: train, kill, resume, compare, export",
         "run": "train a recipe on this machine, or as one node of several",
+        "plan": "compute what a run will take on any number of GPUs: memory, time, failures, cost",
         "submit": "submit a recipe to Slurm",
         "kubernetes": "print the manifest that trains a recipe on Kubernetes",
         "stop": "ask a run to save and stop",
@@ -25,6 +27,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "checkpoints and models": {
         "checkpoint": "list, show, verify, compare, copy and import checkpoints",
+        "eval": "compute the validation loss and perplexity of a checkpoint",
         "export": "write a checkpoint as a Hugging Face folder",
         "generate": "continue a prompt with a trained model",
     },
@@ -93,12 +96,17 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 def _call(name: str, arguments: list[str]) -> int:
     command = _module(name)
+    from data_pipeline.credentials import RedactingFormatter, print_exception, redact
+    from launch.terminal import visible
     from train.errors import USER_ERRORS
 
+    assert logging.lastResort is not None
+    logging.lastResort.setFormatter(RedactingFormatter())  # commands set up no other handler
+    sys.excepthook = print_exception
     try:
         return command.run(_parse(_parser(name, command), arguments))
     except USER_ERRORS as error:
-        print(f"keepstep: {error}", file=sys.stderr)
+        print(visible(redact(f"keepstep: {error}")), file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         return 0

@@ -20,7 +20,7 @@ from launch.corpus import gather
 from launch.terminal import duration, print_facts, size
 from parallel.errors import LaunchError
 from train.checkpoint.stores.steps import step_name
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 from train.run_folder import RunFolder
 
 RANKS = 2

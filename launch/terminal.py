@@ -20,6 +20,9 @@ PLAIN_WIDTH = 10_000
 PLAIN_SECONDS = 10.0
 """Seconds between progress lines when output is not a terminal."""
 
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Translates control characters, without line break and tabulator."""
+
 Advance = Callable[[float], None]
 """Takes the units done since its last call."""
 
@@ -54,7 +57,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
         justify = "right" if name.startswith(">") else "left"
         table.add_column(name.removeprefix(">"), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # text, so that brackets are not read as markup
+        table.add_row(*(Text(visible(cell)) for cell in row))  # text, so that brackets are not read as markup
     shown = console()
     with shown.capture() as captured:
         shown.print(table)
@@ -65,7 +68,12 @@ def print_facts(facts: Sequence[tuple[str, str]], indent: int = 2) -> None:
     """Print names and values, one pair a line, with the values aligned."""
     width = max((len(name) for name, _ in facts), default=0)
     for name, value in facts:
-        print(f"{' ' * indent}{name:<{width}}  {value}".rstrip())
+        print(f"{' ' * indent}{name:<{width}}  {visible(value)}".rstrip())
+
+
+def visible(text: str) -> str:
+    """Return a text that a log or a file gave, without control characters that a terminal would obey."""
+    return text.translate(_CONTROLS)
 
 
 @contextmanager

@@ -12,11 +12,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import train.records.clock  # noqa: F401 - counts the seconds of this process from here, before torch is imported
+from data_pipeline.credentials import RedactingFormatter, redact
 from train.errors import USER_ERRORS, StoppedError
 from train.exit_codes import FAILED, STOPPED
 from train.health import garbage
@@ -26,6 +27,8 @@ from train.run_folder import MAY_DIFFER
 
 RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 """Variables that may hold this process's rank, for error messages. `parallel.environ` reads the environment fully."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Variables of torch's allocator, the newest first."""
 PEER_SECONDS = 2.0
 """Seconds that a failing rank waits, so that the rank that knows the cause reports first: rank 0, where all ranks see
 the same mistake, or the rank whose connection was lost."""
@@ -34,6 +37,7 @@ the same mistake, or the rank whose connection was lost."""
 def main(arguments: Sequence[str]) -> NoReturn:
     """Train, and exit the process with one of the codes of `train.exit_codes`."""
     protect_output()
+    let_segments_grow(os.environ)
     garbage.pause()
     stop = StopRequest()
     stop.install()
@@ -54,13 +58,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
         code = train_recipe(options.recipe, options.overrides, stop, frozenset(options.allow))
     except USER_ERRORS as error:
         if rank == 0 or not _ended_by_launcher(stop):
-            print(f"keepstep: {error}", file=sys.stderr)
+            print(redact(f"keepstep: {error}"), file=sys.stderr)
         _report_to_torchrun(str(error))
         _exit_now(error.exit_code)
     except Exception as error:
         if _only_lost_a_peer(error) and _ended_by_launcher(stop):
             _exit_now(FAILED)
-        print(f"keepstep: rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr)
+        print(redact(f"keepstep: rank {rank} failed:\n{traceback.format_exc()}"), file=sys.stderr)
         _report_to_torchrun(f"{type(error).__name__}: {error}")
         _exit_now(FAILED)
     from parallel.bootstrap import leave
@@ -70,20 +74,26 @@ def main(arguments: Sequence[str]) -> NoReturn:
     leave(code)
 
 
+def let_segments_grow(env: MutableMapping[str, str]) -> None:
+    """Let the allocator's segments on a device grow, so that memory fragments less. A user's own settings stay."""
+    if not any(name in env for name in ALLOCATOR):
+        env[ALLOCATOR[0]] = "expandable_segments:True"
+
+
 def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest, allow: frozenset[str]) -> int:
     """Read and check the recipe, join the other ranks, and train; return the exit code. Collective."""
     from parallel.environ import read_world
     from parallel.mpi import meet
     from train.config_file import load_recipe
-    from train.health.exhausted import exhaustion_in_one_line
+    from train.health.exhausted import make_folder
     from train.run_folder import RunFolder
 
     recipe = load_recipe(path, overrides)
     world = meet(read_world(os.environ))
     folder = RunFolder.of(recipe)
-    with exhaustion_in_one_line(folder.root):
-        folder.root.mkdir(parents=True, exist_ok=True)
-    stop.file = folder.stop_request
+    make_folder(folder.root)
+    if world.rank == 0:  # it tells the others before each step; thousands of ranks would all ask the file system
+        stop.file = folder.stop_request
     set_up_logging(world.rank)
 
     from parallel.bootstrap import start  # torch is imported from here
@@ -102,12 +112,10 @@ def train_recipe(path: str, overrides: Sequence[str], stop: StopRequest, allow: 
 
 def set_up_logging(rank: int) -> None:
     """Log to stderr: all messages of rank 0, warnings and errors of the other ranks."""
-    logging.basicConfig(
-        level=logging.INFO if rank == 0 else logging.WARNING,
-        format="%(asctime)s %(message)s" if rank == 0 else f"%(asctime)s [rank {rank}] %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    line = "%(asctime)s %(message)s" if rank == 0 else f"%(asctime)s [rank {rank}] %(message)s"
+    handler.setFormatter(RedactingFormatter(line, datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, handlers=[handler])
 
 
 def _only_lost_a_peer(error: Exception) -> bool:
@@ -128,7 +136,8 @@ def _report_to_torchrun(words: str) -> None:
     """Write a message for the table that torchrun, started by hand, prints when a rank does not exit with 0."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with contextlib.suppress(OSError):
-            Path(file).write_text(json.dumps({"message": words, "timestamp": int(time.time())}), encoding="utf-8")
+            report = {"message": redact(words), "timestamp": int(time.time())}
+            Path(file).write_text(json.dumps(report), encoding="utf-8")
 
 
 def _exit_now(code: int) -> NoReturn:

@@ -84,7 +84,7 @@ class CheckpointConfig(Section):
     """Whether checkpoints are written in the background, while training continues. Steps then wait only for the copy to
     host memory."""
     max_failures: int = Field(default=3, gt=0)
-    """Number of consecutive failed saves after which the run fails."""
+    """Number of consecutive failed saves to the shared tier after which the run fails."""
     local_dir: str | None = None
     """Node-local folder for the fast tier of checkpoints (NVMe, /dev/shm); null turns the fast tier off. Each node
     expands `~` and `$NAME` in it for itself."""
@@ -110,13 +110,22 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "Recipe":
-        """`optim.algorithm: muon` does not work with `zero1`, `zero2` and `zero3`. `train.global_batch_size` must be a
-        multiple of `train.micro_batch_size` x data-parallel ranks. `train.hang_seconds` must be below
-        `parallel.timeout_seconds`. `optim.warmup_steps` must be below `train.steps`. With `optim.schedule: wsd`, its
-        sum with `optim.decay_steps` must be at most `train.steps`. `checkpoint.keep_best` needs `train.eval_sequences`
-        above 0. `parallel.tensor` must divide `model.seq_len`, `n_heads`, `n_kv_heads`, `d_ff` and `vocab_size`. With
-        `parallel.precision: fp8`, the sides of the model's matrices and `model.seq_len` must be multiples of 16."""
+        """`runs_dir` and `checkpoint.local_dir` must be folders, not addresses. `optim.algorithm: muon` does not work
+        with `zero1`, `zero2` and `zero3`. `train.global_batch_size` must be a multiple of `train.micro_batch_size` x
+        data-parallel ranks. `train.hang_seconds` must be below `parallel.timeout_seconds`. `optim.warmup_steps` must
+        be below `train.steps`. With `optim.schedule: wsd`, its sum with `optim.decay_steps` must be at most
+        `train.steps`. `checkpoint.keep_best` needs `train.eval_sequences` above 0. `parallel.tensor` must divide
+        `model.seq_len`, `n_heads`, `n_kv_heads`, `d_ff` and `vocab_size`. With `parallel.precision: fp8`, the sides of
+        the model's matrices and `model.seq_len` must be multiples of 16."""
         train, optim = self.train, self.optim
+        for name, path in (("runs_dir", self.runs_dir), ("checkpoint.local_dir", self.checkpoint.local_dir)):
+            if path and path.startswith("-"):
+                raise ValueError(f"{name} ({path}) reads like an option in a command line; write ./{path}")
+            if path and "://" in path:
+                raise ValueError(
+                    f"{name} ({path}) must be a folder of a file system, not an address: a run writes to it all the "
+                    "time; to keep checkpoints in an object store, copy them there with `keepstep checkpoint copy`"
+                )
         if optim.algorithm == "muon" and self.parallel.engine.startswith("zero"):
             raise ValueError(
                 f"optim.algorithm (muon) needs whole matrices, which parallel.engine ({self.parallel.engine}) splits; "

@@ -8,6 +8,7 @@ from launch.demo import Demo, run_demo
 from launch.numbers import whole
 from parallel.errors import LaunchError
 from train.exit_codes import FAILED, FINISHED
+from train.health.safe_output import protect_output
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demonstration; return exit code 1 if the killed run differs from the other."""
+    protect_output()
     if options.steps < 60:
         raise LaunchError(f"--steps ({options.steps}) must be at least 60: a checkpoint must be saved before the kill")
     root = options.dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from launch.doctor.cards import fastest_port
 from launch.doctor.finding import Finding
 from launch.doctor.machine import examine
-from launch.doctor.measure import measure, readable
+from launch.doctor.measure import judge, measure, readable
 from launch.doctor.network import check_connections
 from launch.doctor.slurm import slurm_findings
 from launch.terminal import print_table
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if options.cluster and world.world_size > 1:
         findings += check_connections(world)
     figures = measure(options.dir, world) if options.measure else {}
+    findings += judge(figures, fastest_port())
     host = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     if options.json:  # short lines: srun may break long ones, and mix those of several nodes
         for finding in findings:

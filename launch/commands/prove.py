@@ -11,6 +11,7 @@ from launch.proof.prove import ProofOptions, prove
 from launch.terminal import add_json_option, print_json
 from train.errors import ConfigError
 from train.exit_codes import FAILED, FINISHED
+from train.health.safe_output import protect_output
 
 EXAMPLES = """\
 examples:
@@ -54,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prove or replay, print the result, and return exit code 1 if a claim is false."""
+    protect_output()
     out: Path = options.out or Path("runs") / time.strftime("prove-%Y%m%d-%H%M%S")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out ({out}) is not empty; remove it or name another folder")

@@ -2,13 +2,15 @@
 
 import argparse
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.terminal import add_json_option, duration, print_json, print_table
+from launch.terminal import add_json_option, duration, print_json, print_table, visible
 from train.errors import ConfigError
-from train.records.events import last_record, read_jsonl
+from train.records.events import read_events
 from train.records.goodput import Account, account
+from train.records.jsonl import last_record
 from train.run_folder import RunFolder
 
 KINDS = {
@@ -36,9 +38,8 @@ def run(options: argparse.Namespace) -> int:
     folder = RunFolder(options.run)
     if not folder.events.exists():
         raise ConfigError(f"{folder.events} does not exist; give the folder of a run, such as runs/laptop")
-    events = list(read_jsonl(folder.events))
-    spent = account(events, last_record(folder.metrics, "attempt"))
-    counts = Counter(event["kind"] for event in events)
+    counts: Counter[str] = Counter()
+    spent = account(_counted(read_events(folder.events), counts), last_record(folder.metrics, "attempt"))
     if options.json:
         print_json(as_json(spent, counts))
         return 0
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         [KINDS[kind], duration(seconds), f"{_share(seconds, spent):.1%}"] for kind, seconds in spent.seconds.items()
     ]
     print_table(["spent on", ">time", ">share"], rows)
-    print("\nevents: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+    print("\nevents: " + ", ".join(f"{count} {visible(kind)}" for kind, count in sorted(counts.items())))
     return 0
 
 
@@ -66,6 +67,13 @@ def as_json(spent: Account, counts: dict[str, int]) -> dict[str, Any]:
         "lost_steps": spent.lost_steps,
         "events": counts,
     }
+
+
+def _counted(events: Iterable[dict[str, Any]], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events and count their kinds, so that a long file is read once and not kept."""
+    for event in events:
+        counts[event["kind"]] += 1
+        yield event
 
 
 def _share(seconds: float, spent: Account) -> float:

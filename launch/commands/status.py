@@ -9,7 +9,7 @@ from typing import Any
 from launch.inspect.events import describe
 from launch.inspect.run_status import RunStatus, read_status, require_run
 from launch.numbers import whole
-from launch.terminal import add_json_option, duration, local_time, print_facts, print_json, print_table
+from launch.terminal import add_json_option, duration, local_time, print_facts, print_json, print_table, visible
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print(f"{options.run}: {status.state}")
     for line in cause_lines(status.root_cause):
-        print(f"  {line}")
+        print(f"  {visible(line)}")
     print_facts(facts(status))
     if status.events:
         print()

@@ -1,16 +1,20 @@
 """Whether a run waits, runs or has ended, from its folder alone."""
 
-import json
-import os
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from train.health.lease import Holder
+from train.health.lease import Holder, read_lease
+from train.records.events import events_backwards
 from train.run_folder import RunFolder
 
 ENDINGS = ("finished", "stopped", "failed")
+BEGINNINGS = ("started", "submitted")
+ACCOUNTING = ("booked", "settled")
+"""Events for `keepstep report` alone."""
+RECENT = 100
+"""Events from the end of the file that are enough to know the state of a run."""
 SILENT_SECONDS = 300
 """Seconds without a write to the folder after which a run counts as silent."""
 LEASE_SECONDS = 30
@@ -28,7 +32,7 @@ def run_state(folder: RunFolder, events: Events, now: float) -> str:
     last: Mapping[str, Any] = own[-1] if own else {"kind": "new", "time": 0.0}
     silent_seconds = seconds_since_write(folder, now)
     active = "new" if silent_seconds is None else "running" if silent_seconds < SILENT_SECONDS else "silent"
-    lease = _read_lease(folder.lease)
+    lease = _holder(folder.lease)
     if lease is not None and _is_held(lease, folder.lease, now):
         started_after = lease.started > last["time"]  # a new attempt, which has written no event yet
         return active if last["kind"] not in ENDINGS or started_after else last["kind"]
@@ -41,18 +45,30 @@ def run_state(folder: RunFolder, events: Events, now: float) -> str:
 
 def is_held(folder: RunFolder, now: float) -> bool:
     """Return whether a live process runs in the folder."""
-    lease = _read_lease(folder.lease)
+    lease = _holder(folder.lease)
     return lease is not None and _is_held(lease, folder.lease, now)
 
 
-def waiting_jobs(events: Events) -> list[str]:
+def waiting_jobs(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the Slurm jobs of the newest `keepstep submit`, unless `keepstep stop` came after it."""
-    for event in reversed(events):
+    jobs: list[str] = []
+    for event in events:
         if event["kind"] == "stop_requested":
-            return []
-        if event["kind"] == "submitted":
-            return [str(job) for job in event["jobs"]]
-    return []
+            jobs = []
+        elif event["kind"] == "submitted":
+            jobs = [str(job) for job in event["jobs"]]
+    return jobs
+
+
+def recent_events(path: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last events of a run: `count` or more, and the one that began its newest attempt.
+
+    Events for `keepstep report` alone are left out. Little more than the end of the file is read."""
+    shown = (event for event in events_backwards(path) if event["kind"] not in ACCOUNTING)
+    found = list(islice(shown, max(count, RECENT)))
+    if not any(event["kind"] in BEGINNINGS for event in found):
+        found += islice(events_backwards(path, BEGINNINGS), 1)
+    return found[::-1]
 
 
 def seconds_since_write(folder: RunFolder, now: float) -> float | None:
@@ -61,17 +77,17 @@ def seconds_since_write(folder: RunFolder, now: float) -> float | None:
     return now - max(written) if written else None
 
 
-def _read_lease(path: Path) -> Holder | None:
+def _holder(path: Path) -> Holder | None:
     try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8"))["holder"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_lease(path)[0]
+    except OSError:
         return None
 
 
 def _is_held(holder: Holder, path: Path, now: float) -> bool:
-    """Return whether the holder lives: its process on this machine, its renewals of the lease on another."""
-    if holder.host == socket.gethostname():
-        me = Holder("", holder.host, os.getpid(), 0.0, "")
+    """Return whether the holder lives: its process, if it is visible here, else its renewals of the lease."""
+    me = Holder.this_process({})
+    if holder.is_visible(me):
         return not holder.is_gone(me)
     try:
         return now - path.stat().st_mtime < LEASE_SECONDS

@@ -1,19 +1,22 @@
 """The state of a run, read from its folder alone; works on any machine that sees the folder."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from launch.inspect.run_state import is_held, run_state, seconds_since_write, waiting_jobs
+from data_pipeline.untrusted import read_file
+from launch.inspect.run_state import BEGINNINGS, is_held, recent_events, run_state, seconds_since_write, waiting_jobs
 from launch.supervise.rank_logs import root_cause
 from train.checkpoint.stores.steps import newest_step
+from train.config_file import read_tree
 from train.errors import ConfigError
-from train.records.events import read_jsonl
+from train.records.jsonl import is_seconds, is_whole, read_backwards
 from train.run_folder import RunFolder
 
-ACCOUNTING = ("booked", "settled")
-"""Events for `keepstep report` alone."""
+LARGEST_STATUS = 1 << 26
+"""Bytes of status.json that are read: some 500 a rank."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,11 @@ def require_run(path: Path) -> None:
 def read_status(path: Path, now: float, last_events: int) -> RunStatus:
     """Return the state of the run at time `now` (seconds since the epoch), with its last `last_events` events."""
     folder = RunFolder(path)
-    events = [event for event in read_jsonl(folder.events) if event["kind"] not in ACCOUNTING]
-    records = list(read_jsonl(folder.metrics))
-    nothing: dict[str, Any] = {}
-    last = next((record for record in reversed(records) if "loss" in record and "step" in record), nothing)
-    validation = next((record for record in reversed(records) if _validation_loss(record) is not None), nothing)
+    events = recent_events(folder.events, last_events)
+    last = _newest(folder.metrics, b'"loss"', lambda record: "loss" in record)
+    validation = _newest(folder.metrics, b'_loss"', lambda record: _validation_loss(record) is not None)
     state = run_state(folder, events, now)
-    last_start = max((event["time"] for event in events if event["kind"] in ("started", "submitted")), default=0.0)
+    last_start = max((event["time"] for event in events if event["kind"] in BEGINNINGS), default=0.0)
     # While the run is healthy, the failure is that of another start, which the run's lease refused.
     healthy = state in ("finished", "stopped") or is_held(folder, now)
     cause = None if healthy else root_cause(folder.logs, last_start)
@@ -94,21 +95,38 @@ def read_status(path: Path, now: float, last_events: int) -> RunStatus:
     )
 
 
+def _newest(metrics: Path, containing: bytes, has: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the newest record of a step in metrics.jsonl that has a value; an empty one if there is none."""
+    records = read_backwards(metrics, [containing])
+    return next((record for record in records if has(record) and "step" in record), dict[str, Any]())
+
+
 def _validation_loss(record: dict[str, Any]) -> float | None:
     return record.get("validation_loss", record.get("held_out_loss"))  # the second: runs before the rename
 
 
 def _read_ranks(path: Path) -> dict[str, Any]:
+    """Return the watchdog's status.json; empty if it cannot be read as one."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        status: Any = json.loads(read_file(path, limit=LARGEST_STATUS))
+        known: set[int] = {rank["rank"] for rank in status["ranks"] if _is_rank(rank)}
+        slow: list[int] = status["slow"]
+        right = len(known) == len(status["ranks"]) > 0 and known.issuperset(slow)
+        return status if right and is_seconds(status["idle_seconds"]) else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
-def _total_steps(recipe: Path) -> int | None:
-    import yaml
+def _is_rank(rank: dict[str, Any]) -> bool:
+    texts = isinstance(rank["phase"], str) and isinstance(rank["host"], str)
+    return texts and is_whole(rank["rank"]) and is_seconds(rank["probe_seconds"])
 
-    if not recipe.exists():
+
+def _total_steps(recipe: Path) -> int | None:
+    """Return `train.steps` of a run's recipe; None if it cannot be read."""
+    try:
+        train: Any = read_tree(recipe).get("train")
+    except ConfigError:
         return None
-    settings: dict[str, Any] = yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}
-    return settings.get("train", {}).get("steps")
+    steps = cast(dict[str, Any], train).get("steps") if isinstance(train, dict) else None
+    return int(steps) if isinstance(steps, str) and steps.isdecimal() and len(steps) < 19 else None

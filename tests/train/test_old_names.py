@@ -8,9 +8,10 @@ import yaml
 
 from train.checkpoint.format.manifest import decode
 from train.config import Recipe
-from train.config_file import _setting_names, load_recipe
+from train.config_file import load_recipe
 from train.errors import ConfigError
 from train.old_names import OLD_NAMES, replace_old_names
+from train.recipe.mistakes import setting_names
 from train.start import identity_of
 
 LAPTOP = Path(__file__).parents[2] / "recipes" / "laptop.yaml"
@@ -74,7 +75,7 @@ def test_ranks_that_keepstep_run_started_do_not_repeat_the_warning(
 
 
 def test_every_old_name_stands_for_a_setting_and_is_none_itself() -> None:
-    names = set(_setting_names(Recipe))
+    names = set(setting_names(Recipe))
     assert names >= set(OLD_NAMES.values())
     assert not names & set(OLD_NAMES)
 

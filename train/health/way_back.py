@@ -29,7 +29,7 @@ def last_good_step(curve: Mapping[int, Mapping[str, Any]], saved: Iterable[int])
 def way_back(recipe: Recipe) -> str:
     """Return how to continue a diverged run from the last checkpoint before its losses went bad, as one sentence."""
     folder = RunFolder.of(recipe)
-    step = last_good_step(clean_curve(folder.metrics), committed_steps(folder.checkpoints))
+    step = last_good_step(clean_curve(folder.metrics, ("loss", "grad_norm")), committed_steps(folder.checkpoints))
     rate = f"optim.lr={recipe.optim.lr / 2:g}"
     if step is None:
         return f"No checkpoint is from before the losses went bad: start a new run with a lower rate, such as {rate}"
@@ -44,5 +44,5 @@ def way_back(recipe: Recipe) -> str:
 
 
 def _learns(record: Mapping[str, Any]) -> bool:
-    loss, norm = record["loss"], record["grad_norm"]
+    loss, norm = record.get("loss", math.nan), record.get("grad_norm", math.nan)
     return math.isfinite(loss) and math.isfinite(norm) and norm > DEAD_NORM

@@ -8,13 +8,14 @@ EVENTS = {
     "submitted": "`keepstep submit` gave the run to Slurm: the ids of its jobs, in the order of the chain.",
     "started": "A rank 0 started: the number of the attempt, the world size and the engine. Begins an attempt.",
     "resumed": "A checkpoint was loaded, at a start or by a roll-back: its step and tokens, and the seconds it took.",
+    "attention": "The form of attention that this attempt computes; the checkpoint's, unless the recipe names another.",
     "allowed_difference": "A setting differs from the checkpoint, and `--allow` permits it: name, old and new value.",
     "changed_setting": "A setting that changes the numbers, but needs no `--allow`, differs from the checkpoint: name, "
     "old and new value.",
     "booked": "The seconds by kind since the attempt's previous entry, and the step that was reached with them.",
     "saved": "A checkpoint is complete: step, tier, bytes, seconds of the background write, stall of the training loop "
     "in seconds, and the steps that retention removed.",
-    "save_failed": "A save failed: step, tier, cause, and the number of failures of the shared tier in a row.",
+    "save_failed": "A save failed: step, tier, cause, and the number of failures of this tier in a row.",
     "quarantined": "A damaged checkpoint was renamed, so that it is never loaded again: step, cause and path.",
     "blocks_quarantined": "All ranks replaced damaged or unreadable data blocks from this data step on.",
     "skipped": "A batch was skipped and changed no weights: cause, data step and samples.",
@@ -47,7 +48,13 @@ METRICS = {
     "measured at the start.",
     "mfu": "Model FLOPs utilization: `model_flops_per_second` divided by the datasheet peak of all devices; only if "
     "the datasheet peak is known.",
-    "memory_gib": "Peak memory of rank 0 in GiB: of the CUDA device, or of the process on CPUs.",
+    "memory_gib": "Peak memory in GiB of the rank with the most: of its CUDA device, or of its process on CPUs. The "
+    "other ranks' values come with their heartbeats.",
+    "device_power_watts": "Power of all devices together, as of the last heartbeats; only with NVIDIA GPUs.",
+    "device_clock_mhz": "Clock of the slowest device; only with NVIDIA GPUs.",
+    "device_temperature_celsius": "Temperature of the hottest device; only with NVIDIA GPUs.",
+    "device_alloc_retries": "Times that the allocators of all ranks ran out of memory and freed their caches, since "
+    "the start; above 0, memory is too full. Only with CUDA devices.",
     "seconds": "Seconds by kind since the previous record; the kinds are those of `keepstep report`.",
     "uptime": "Seconds since the process started.",
     "attempt": "Number of the attempt that wrote the record, counted from 1.",

@@ -3,16 +3,22 @@
 A run that resumes, or rolls back, repeats the steps after its checkpoint. Their records are in the file twice.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 
-def clean_curve(metrics: Path) -> dict[int, dict[str, Any]]:
-    """Return the record of each step by step, in order: that of its last attempt, with its validation loss if any."""
-    return curve_of(read_jsonl(metrics))
+def clean_curve(metrics: Path, names: Collection[str] = ()) -> dict[int, dict[str, Any]]:
+    """Return the record of each step by step, in order: that of its last attempt, with its validation loss if any.
+
+    `names`: the only values that the records keep, besides the step; a long run's whole records take much memory."""
+    records = read_jsonl(metrics)
+    if names:
+        kept = {"step", *names}
+        records = ({name: record[name] for name in kept & record.keys()} for record in records)
+    return curve_of(records)
 
 
 def curve_of(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -9,18 +9,19 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from data_pipeline.credentials import redact_all
+from data_pipeline.untrusted import open_file, open_to_append
 from train.records.clock import uptime
+from train.records.jsonl import is_sound, read_backwards, read_jsonl
 
 log = logging.getLogger(__name__)
 
 RESERVE_BYTES = 64 * 1024
 """Bytes that a run sets aside, so that its last events can be written when the disk is full."""
-TAIL_BYTES = 64 * 1024
-"""Bytes at the end of a file in which its last record is searched."""
 
 
 class EventLog:
@@ -33,7 +34,7 @@ class EventLog:
         if enabled:
             with contextlib.suppress(OSError):
                 end_torn_line(path)
-                if not self._reserve.exists():
+                if not os.path.lexists(self._reserve):
                     self._reserve.write_bytes(bytes(RESERVE_BYTES))
 
     def __call__(self, kind: str, **details: Any) -> None:
@@ -42,21 +43,21 @@ class EventLog:
         On a full disk the reserve is given up for it. If that does not help, the event is lost; the run continues."""
         if not self._enabled:
             return
-        event = {"time": round(time.time(), 3), "uptime": round(uptime(), 3), "kind": kind, **details}
+        event = {"time": round(time.time(), 3), "uptime": round(uptime(), 3), "kind": kind, **redact_all(details)}
         line = json.dumps(event) + "\n"
         try:
+            _append(self._path, line.encode())
+        except OSError as error:
             try:
-                _append(self._path, line.encode())
-            except OSError:
                 self._reserve.unlink()
                 _append(self._path, line.encode())
-        except OSError as error:
-            log.warning("an event was not written (%s): %s", error, line.rstrip())
+            except OSError:
+                log.warning("an event was not written (%s): %s", error, line.rstrip())
 
 
 def _append(path: Path, line: bytes) -> None:
     """Append a line, whole or not at all: what a full disk took of it is removed again."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = open_to_append(path)
     try:
         written = os.write(descriptor, line)
         if written < len(line):
@@ -70,38 +71,35 @@ def end_torn_line(path: Path) -> None:
     """End the last line if a killed process left it unfinished, so that lines appended later can be read."""
     if not path.exists() or not path.stat().st_size:
         return
-    with path.open("rb+") as file:
+    with os.fdopen(open_file(path, inside=path.parent), "rb") as file:
         file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
+        is_torn = file.read(1) != b"\n"
+    if is_torn:
+        _append(path, b"\n")
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a .jsonl file; lines that a killed process left torn are skipped."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
+def read_events(path: Path, kinds: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run, in order; only those of some kinds if they are given.
+
+    Lines that are no event are skipped (`train.records.jsonl`)."""
+    return _of_kinds(kinds, read_jsonl(path, _words(kinds), is_event))
 
 
-def last_record(path: Path, key: str) -> dict[str, Any] | None:
-    """Return the last object of a .jsonl file that has a key; None if the last TAIL_BYTES hold none."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and key in record:
-            return cast(dict[str, Any], record)
-    return None
+def events_backwards(path: Path, kinds: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run, the newest first. See `read_events`."""
+    return _of_kinds(kinds, read_backwards(path, _words(kinds), is_event))
+
+
+def _words(kinds: Sequence[str]) -> list[bytes]:
+    """Bytes of which a line with an event of these kinds has one."""
+    return [f'"{kind}"'.encode() for kind in kinds] or [b""]
+
+
+def _of_kinds(kinds: Sequence[str], events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (event for event in events if event["kind"] in kinds) if kinds else events
+
+
+def is_event(record: dict[str, Any]) -> bool:
+    """Return whether a record is an event: its kind and time, and each field of the type that it should have."""
+    known = isinstance(record.get("kind"), str) and "time" in record and is_sound(record)
+    return known and (record["kind"] != "submitted" or isinstance(record.get("jobs"), list))

@@ -22,7 +22,7 @@ Goodput is the share of all seconds in which steps that were kept were computed.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 ORDER: tuple[str, ...] = (
     "step",
@@ -36,6 +36,8 @@ ORDER: tuple[str, ...] = (
 )
 ENTRIES = ("booked", "finished", "stopped")
 """Events that carry seconds of their own attempt."""
+_NEEDED = {"started": ("attempt",), "resumed": ("step",), "booked": ("step",)}
+"""Fields that an event must have besides both clocks, by its kind."""
 NEVER_LOST = ("start", "compile")
 """Kinds that keep their name even if the steps after them were lost."""
 
@@ -66,10 +68,18 @@ def account(events: Iterable[Mapping[str, Any]], newest: Mapping[str, Any] | Non
 
     `newest` is the last metrics record of a run that has not ended: time after its last entry counts as `step`."""
     books = _Books()
-    for event in events:
+    for event in filter(_is_usable, events):
         books.read(event)
     books.end_attempt(newest, in_progress=newest is not None)
     return Account(books.seconds(), books.attempts, books.kept_steps(), books.lost_steps)
+
+
+def _is_usable(event: Mapping[str, Any]) -> bool:
+    """Return whether an event has what the account needs of its kind; a damaged log may have others."""
+    kind, seconds = event["kind"], event.get("seconds")
+    if kind in ENTRIES and not (isinstance(seconds, Mapping) and set(cast(Mapping[str, Any], seconds)) <= set(ORDER)):
+        return False
+    return all(name in event for name in ("time", "uptime", *_NEEDED.get(kind, ())))
 
 
 def seconds_of_attempts(events: Iterable[Mapping[str, Any]]) -> float:
@@ -169,7 +179,7 @@ class _Books:
             return 0.0
         end, step = now.uptime, now.step
         if newest is not None and newest.get("attempt") == now.number:
-            end, step = max(end, newest.get("uptime", 0.0)), max(step, newest["step"])
+            end, step = max(end, newest.get("uptime") or 0.0), max(step, newest.get("step") or 0)
         silent = max(0.0, end - now.spent)
         if not now.entries:
             self._other["start"] += silent

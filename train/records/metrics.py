@@ -6,6 +6,7 @@ Only rank 0 writes. On a terminal the line is redrawn at every step; in a log, w
 import contextlib
 import json
 import logging
+import os
 import resource
 import sys
 import time
@@ -16,6 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
+from data_pipeline.untrusted import open_to_append
+from train.health.exhausted import FULL, UNWRITABLE
 from train.records.clock import uptime
 from train.records.events import end_torn_line
 from train.records.progress import Progress
@@ -81,9 +84,7 @@ class Metrics:
     ) -> None:
         self._total_steps = total_steps
         self._log_every = log_every
-        if enabled:
-            end_torn_line(jsonl)
-        self._file: IO[str] | None = jsonl.open("a", encoding="utf-8") if enabled else None
+        self._file: IO[str] | None = _opened(jsonl) if enabled else None
         self._tensorboard, self._first_step = tensorboard, first_step
         self._board: SummaryWriter | None = None
         self._terminal = sys.stderr.isatty()
@@ -144,6 +145,18 @@ class Metrics:
                 self._file.close()
             if self._board is not None:
                 self._board.close()
+
+
+def _opened(jsonl: Path) -> IO[str] | None:
+    """Open metrics.jsonl to append to it; None, with a warning, if it is no file: a log never stops a run."""
+    try:
+        end_torn_line(jsonl)
+        return os.fdopen(open_to_append(jsonl), "a", encoding="utf-8")
+    except OSError as error:
+        if error.errno in (*FULL, *UNWRITABLE):
+            raise
+        log.warning("no metrics are written: %s %s", jsonl, error.strerror)
+        return None
 
 
 def time_left(seconds: float) -> str:

@@ -30,6 +30,7 @@ def test_figures_are_measured_and_printed_for_programs(tmp_path, capsys):
     assert set(figures) == {
         "devices",
         "matmul_bf16_flops_per_second",
+        "slowest_of_fastest_device",
         "copy_bytes_per_second",
         "memory_bytes",
         "disk_write_bytes_per_second",

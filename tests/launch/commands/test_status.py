@@ -3,14 +3,15 @@
 import json
 import os
 import re
-import socket
 import time
+from dataclasses import asdict, replace
 
 import psutil
 import pytest
 
 from launch import cli
 from launch.supervise.rank_logs import Failure
+from train.health.lease import Holder
 
 
 @pytest.fixture
@@ -124,14 +125,8 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys, command):
 
 
 def holder(pid: int, host: str | None = None) -> dict:
-    process = psutil.Process()
-    return {
-        "id": "x",
-        "host": host or socket.gethostname(),
-        "pid": pid,
-        "started": process.create_time(),
-        "job": "",
-    }
+    me = Holder.this_process({})
+    return asdict(replace(me, pid=pid, host=host or me.host))
 
 
 def hold(folder, pid: int, host: str | None = None) -> None:

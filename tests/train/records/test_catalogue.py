@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from train.records.catalogue import EVENTS, METRICS
-from train.records.events import read_jsonl
+from train.records.device_readings import OVER_RANKS
+from train.records.jsonl import read_jsonl
 from train.records.metrics import Speed
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +57,7 @@ def test_every_event_that_the_code_records_is_explained_and_nothing_else() -> No
 
 
 def test_every_metric_that_a_run_writes_is_explained_and_nothing_else(tmp_path: Path) -> None:
-    """A run of two data sources writes everything but MFU, which needs a device whose datasheet peak is known."""
+    """A run of two data sources writes everything but MFU and the readings of devices, which it has none of."""
     data = ROOT / "tests" / "earlier_version" / "data"
     sources = f"data.sources=[{{path: {data}}}, {{path: {data}}}]"
     recipe = ROOT / "tests" / "earlier_version" / "run" / "recipe.yaml"
@@ -64,5 +65,6 @@ def test_every_metric_that_a_run_writes_is_explained_and_nothing_else(tmp_path: 
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
     written = {name for record in read_jsonl(tmp_path / "run" / "metrics.jsonl") for name in record}
     written |= set(Speed(1, 1, measured_peak=1.0, datasheet_peak=1.0).of_step(1.0))
+    written |= OVER_RANKS.keys()
     written = {"loss/SOURCE" if name.startswith("loss/") else name for name in written}
     assert written == METRICS.keys()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from train.records.events import EventLog, end_torn_line, last_record, read_jsonl
+from train.records.events import EventLog, end_torn_line
+from train.records.jsonl import last_record, read_jsonl
 
 
 def test_events_are_lines_with_both_clocks(tmp_path: Path) -> None:
