@@ -6,7 +6,7 @@ them have the attribute `exit_code`, and `USER_ERRORS` lists them.
 
 from data_pipeline.errors import DataError
 from parallel.errors import LaunchError
-from train.exit_codes import FAILED, FAILED_FOR_GOOD, STOPPED
+from train.exit_codes import FAILED, FAILED_FOR_GOOD, OUT_OF_MEMORY, STOPPED
 
 
 class ConfigError(Exception):
@@ -33,10 +33,25 @@ class ExhaustedError(Exception):
     exit_code = FAILED
 
 
+class DeviceMemoryError(Exception):
+    """The memory of a device ran out before the attempt finished a step."""
+
+    exit_code = OUT_OF_MEMORY
+
+
 class StoppedError(Exception):
     """The process was asked to stop while there was nothing to save. Unfinished work is discarded without a trace."""
 
     exit_code = STOPPED
 
 
-USER_ERRORS = (ConfigError, CheckpointError, DivergedError, ExhaustedError, StoppedError, DataError, LaunchError)
+USER_ERRORS = (
+    ConfigError,
+    CheckpointError,
+    DivergedError,
+    ExhaustedError,
+    DeviceMemoryError,
+    StoppedError,
+    DataError,
+    LaunchError,
+)

@@ -9,6 +9,13 @@ FAILED = 1
 FAILED_FOR_GOOD = 2
 """A bad recipe, bad data or a diverged run: the same command would fail again. Nothing tries again."""
 
+OUT_OF_MEMORY = 3
+"""The memory of a device ran out before the attempt finished a step: the same command would fail again. Nothing tries
+again. (Later in an attempt it is FAILED, because a new process begins with memory in one piece.)"""
+
+NEVER_AGAIN = (FAILED_FOR_GOOD, OUT_OF_MEMORY)
+"""Codes after which nothing tries again."""
+
 STOPPED = 75
 """Stopped on request, with a complete checkpoint or before the first step. The same command resumes the run. (The value
 is EX_TEMPFAIL of sysexits.h.)"""

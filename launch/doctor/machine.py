@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from launch.doctor import network, versions
+from launch.doctor.cards import card_findings
 from launch.doctor.finding import Finding
+from launch.doctor.gpus import gpu_findings
 from launch.supervise.local import count_gpus
 from parallel.addresses import own_addresses
 
@@ -28,6 +30,8 @@ def examine(folder: Path) -> Iterator[Finding]:
     installed = versions.installed()
     yield from versions.version_findings(installed, platform.python_version(), platform.machine())
     yield device_finding(count_gpus(os.environ), installed["driver"])
+    yield from gpu_findings()
+    yield from card_findings()
     yield from limit_findings(resource.getrlimit(resource.RLIMIT_NOFILE)[0], shutil.disk_usage("/dev/shm").total)
     yield from file_system_findings(folder)
     yield network.name_finding(socket.gethostname(), network.resolve)

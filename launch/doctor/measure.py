@@ -3,14 +3,20 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from launch.doctor.finding import Finding
 from launch.doctor.machine import write_speed
 from launch.terminal import size
 from parallel.environ import World
 
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+DEVICE_SHARE = 0.85
+"""Least speed of a machine's slowest GPU, as a share of the fastest."""
+PORT_SHARE = 0.1
+"""Least bandwidth of a collective, as a share of one RDMA port's rate. RDMA gives several times that, TCP less."""
 BYTES = 1 << 26
 """Bytes written to measure a disk, copied to measure memory, and reduced to measure a network."""
 
@@ -23,11 +29,15 @@ def measure(folder: Path, world: World) -> dict[str, float]:
 
     from train.model.flops import measure_matmul_peak
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    count = torch.cuda.device_count()
+    devices = [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]
+    speeds = [measure_matmul_peak(each, torch.bfloat16) for each in devices]
+    device = devices[0]
     figures = {
-        "devices": float(torch.cuda.device_count()),
-        "matmul_bf16_flops_per_second": measure_matmul_peak(device, torch.bfloat16),
-        "copy_bytes_per_second": _copy_bytes_per_second(device),
+        "devices": float(count),
+        "matmul_bf16_flops_per_second": min(speeds),
+        "slowest_of_fastest_device": min(speeds) / max(speeds),
+        "copy_bytes_per_second": min(map(_copy_bytes_per_second, devices)),
         "memory_bytes": float(
             torch.cuda.get_device_properties(device).total_memory  # pyright: ignore
             if device.type == "cuda"
@@ -36,19 +46,37 @@ def measure(folder: Path, world: World) -> dict[str, float]:
     }
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".keepstep-doctor-") as file:
         figures["disk_write_bytes_per_second"] = write_speed(file, BYTES)
-    return figures | _all_reduce_bandwidth(world)
+    return figures | _bandwidths(world)
+
+
+def judge(figures: Mapping[str, float], port_gigabits: float) -> Iterator[Finding]:
+    """Yield the findings about measured figures. `port_gigabits`: the rate of the fastest RDMA port; 0 without one."""
+    share = figures.get("slowest_of_fastest_device", 1.0)
+    if share < DEVICE_SHARE:
+        what = f"the slowest GPU of this machine multiplies at {share:.0%} of the fastest"
+        yield Finding("problem", what, "all ranks wait for it", "check clocks, power and temperature (nvidia-smi -q)")
+    wanted = PORT_SHARE * port_gigabits * 1e9 / 8
+    for name in COLLECTIVES:
+        measured = figures.get(f"{name}_bytes_per_second", wanted)
+        if measured < wanted:
+            what = f"{name.replace('_', '-')} runs at {size(measured)}/s, with RDMA ports of {port_gigabits:g} Gbit/s"
+            why = "NCCL probably uses TCP, and training waits for the network"
+            yield Finding("problem", what, why, "check libibverbs, /dev/infiniband, NCCL_IB_HCA and NCCL_DEBUG=INFO")
 
 
 def readable(figures: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return names and values with units, for people."""
     names = {
         "devices": "GPUs",
-        "matmul_bf16_flops_per_second": "matrix products in bf16",
+        "matmul_bf16_flops_per_second": "matrix products in bf16, slowest device",
+        "slowest_of_fastest_device": "slowest device, of the fastest",
         "copy_bytes_per_second": "memory copy",
         "memory_bytes": "memory of the device",
         "disk_write_bytes_per_second": "disk write",
         "ranks": "ranks",
         "all_reduce_bytes_per_second": "all-reduce",
+        "all_gather_bytes_per_second": "all-gather",
+        "reduce_scatter_bytes_per_second": "reduce-scatter",
     }
     return [(names.get(name, name), _with_unit(name, value)) for name, value in figures.items()]
 
@@ -83,10 +111,10 @@ def _copy_bytes_per_second(device: Any) -> float:
     return 2 * BYTES / _best_seconds(lambda: target.copy_(source), target, 5)
 
 
-def _all_reduce_bandwidth(world: World) -> dict[str, float]:
-    """Return the ranks and the bytes per second of an all-reduce, empty for one rank. Collective.
+def _bandwidths(world: World) -> dict[str, float]:
+    """Return the ranks and the bytes per second of each of COLLECTIVES, empty for one rank. Collective.
 
-    A ring sends `2 (n - 1) / n` of the tensor through each of n ranks."""
+    A ring sends `(n - 1) / n` of the tensor through each of n ranks, and twice that in an all-reduce."""
     import torch
     import torch.distributed as dist
 
@@ -98,8 +126,18 @@ def _all_reduce_bandwidth(world: World) -> dict[str, float]:
     if world.world_size == 1:
         return {}
     runtime = start(ParallelConfig(engine="ddp"), world)
-    values = torch.ones(BYTES // 4, device=runtime.device)
-    best = _best_seconds(lambda: dist.all_reduce(values), values, 4)  # pyright: ignore  # the first one connects
+    ranks = world.world_size
+    parts = [torch.ones(BYTES // 4 // ranks, device=runtime.device) for _ in range(ranks)]
+    values, part = torch.cat(parts), torch.ones_like(parts[0])
+    acts: dict[str, tuple[Callable[[], object], Any]] = {
+        "all_reduce": (lambda: dist.all_reduce(values), values),  # pyright: ignore
+        "all_gather": (lambda: dist.all_gather(parts, part), parts[0]),  # pyright: ignore
+        "reduce_scatter": (lambda: dist.reduce_scatter(part, parts), part),  # pyright: ignore
+    }
+    sent = values.nbytes * (ranks - 1) / ranks
+    found = {"ranks": float(ranks)}
+    for name, (act, result) in acts.items():  # the first of each connects
+        moved = 2 * sent if name == "all_reduce" else sent
+        found[f"{name}_bytes_per_second"] = moved / _best_seconds(act, result, 4)
     dist.destroy_process_group()
-    share = 2 * (world.world_size - 1) / world.world_size
-    return {"ranks": float(world.world_size), "all_reduce_bytes_per_second": BYTES * share / best}
+    return found

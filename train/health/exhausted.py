@@ -1,27 +1,51 @@
 """Says in one line that disk or memory ran out, and what to lower. Imports no torch."""
 
 import errno
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from train.errors import ExhaustedError
+from train.errors import ConfigError, DeviceMemoryError, ExhaustedError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "Cannot allocate memory", "std::bad_alloc")
 """Parts of the messages of torch's errors when memory runs out."""
 
 
 @contextmanager
 def exhaustion_in_one_line(folder: Path) -> Generator[None]:
-    """Raise ExhaustedError in place of an error that says that disk or memory ran out. `folder`: the run's folder."""
+    """Raise ExhaustedError in place of an error that says that disk or memory ran out. `folder`: the run's folder.
+
+    DeviceMemoryError if it was a device's memory: `train.health.device_memory` knows more once the run is built."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
         if (line := describe_exhaustion(error, folder)) is None:
             raise
-        raise ExhaustedError(line) from error
+        raise (DeviceMemoryError if _is_device_memory(error) else ExhaustedError)(line) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Create a run's folder, or one inside of it, with its parents. ExhaustedError or ConfigError if that fails."""
+    with exhaustion_in_one_line(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno not in NO_PLACE:
+                raise
+            raise ConfigError(
+                f"the folder {folder} cannot be made ({error.strerror}: {error.filename}); set runs_dir or name to "
+                "another one"
+            ) from None
+
+
+def _is_on_the_way(file: str | None, folder: Path) -> bool:
+    """Return whether a path is that of the folder, of a part of it, or of one of its parents."""
+    path = Path(file or "")
+    return file is not None and (path.is_relative_to(folder) or folder.is_relative_to(path))
 
 
 def describe_exhaustion(error: BaseException, folder: Path) -> str | None:
@@ -31,16 +55,32 @@ def describe_exhaustion(error: BaseException, folder: Path) -> str | None:
             f"no space is left for {error.filename or folder} ({error.strerror}); free some space, keep fewer "
             "checkpoints (checkpoint.keep_last), or set runs_dir to another disk; then the same command resumes"
         )
-    if isinstance(error, OSError) and error.errno in UNWRITABLE and str(error.filename).startswith(str(folder)):
+    if isinstance(error, OSError) and error.errno in UNWRITABLE and _is_on_the_way(error.filename, folder):
         return (
             f"{error.filename} cannot be written ({error.strerror}); make {folder} writable, or set runs_dir to "
             "another folder"
         )
-    is_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    is_memory = (
+        isinstance(error, MemoryError)
+        or _is_device_memory(error)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    )
     if is_memory or (isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)):
-        said = " ".join(str(error).split())[:300]
-        return (
-            f"memory ran out{f' ({said})' if said else ''}; lower train.micro_batch_size or model.seq_len, set "
-            "parallel.activation_checkpointing to selective or full, or use more ranks with parallel.engine fsdp2"
-        )
+        return memory_ran_out(error)
     return None
+
+
+def memory_ran_out(error: BaseException, breakdown: str = "") -> str:
+    """Return that memory ran out and what to lower, as one line. `breakdown`: what the memory holds."""
+    said = " ".join(str(error).split())[:300]
+    told = "; ".join(part for part in (said, breakdown) if part)
+    return (
+        f"memory ran out{f' ({told})' if told else ''}; lower train.micro_batch_size or model.seq_len, set "
+        "parallel.activation_checkpointing to selective or full, or use more ranks with parallel.engine fsdp2"
+    )
+
+
+def _is_device_memory(error: BaseException) -> bool:
+    """Return whether the memory of a device ran out: torch's OutOfMemoryError, which exists only with torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)

@@ -5,7 +5,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 STRAGGLER_FACTOR = 1.5
@@ -38,6 +38,8 @@ class Heartbeat:
     """Seconds that a step waited for data."""
     probe_seconds: float = 0.0
     """Seconds that the probe's matrix product took."""
+    readings: dict[str, float] = field(default_factory=dict[str, float])
+    """Memory and state of the rank's device (`train.records.device_readings`)."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,10 @@ class RankMonitor:
         if behind is None:
             return Hang(None, f"{idle}; all ranks wait at the same point: {self._last_seen(0)}")
         return Hang(behind, f"{idle}; rank {behind} is behind the others: {self._last_seen(behind)}")
+
+    def live_ranks(self, hang_seconds: float) -> list[int]:
+        """Return the ranks that still send heartbeats when the run hangs."""
+        return [rank for rank, seconds in self.silent_seconds.items() if seconds <= hang_seconds / 2]
 
     def stragglers(self) -> list[int]:
         """Ranks that were slow in each of the last STRAGGLER_ROUNDS probes, in ascending order."""

@@ -10,7 +10,6 @@ attempts of the run: a file in FOLDER, named by the fault's number in the list, 
 
 import ctypes
 import errno
-import json
 import logging
 import os
 import shutil
@@ -24,8 +23,10 @@ from typing import Any
 
 import torch
 
+from data_pipeline.untrusted import parse_json
 from parallel.engine import Engine
 from train.checkpoint.stores.steps import newest_step, step_name
+from train.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -62,18 +63,14 @@ class Fault:
 class FaultInjector:
     """This rank's faults that have not been injected yet.
 
-    `env`: the environment, which may hold the variable KEEPSTEP_FAULTS. `checkpoints`: the run's checkpoint folder."""
+    `env`: the environment, which may hold the variable KEEPSTEP_FAULTS. `checkpoints`: the run's checkpoint folder.
+    ConfigError if the variable does not describe faults."""
 
     def __init__(self, env: Mapping[str, str], rank: int, checkpoints: Path) -> None:
-        request = json.loads(env.get(VARIABLE, "{}"))
         self._checkpoints = checkpoints
         self._engine: Any = None
-        self._pending: list[Fault] = []
-        for number, described in enumerate(request.get("faults", [])):
-            fault = Fault(**described, mark=Path(request["marks"]) / str(number))
-            assert fault.fault in NAMES, fault
-            if fault.rank == rank and not fault.mark.exists():
-                self._pending.append(fault)
+        requested = _requested(env.get(VARIABLE, "{}"))
+        self._pending = [fault for fault in requested if fault.rank == rank and not fault.mark.exists()]
 
     def attach(self, engine: Engine) -> None:
         """Set the engine whose gradients and weights the faults corrupt."""
@@ -108,6 +105,23 @@ class FaultInjector:
         elif fault == "clock_jump":
             original_time = time.time
             time.time = lambda: original_time() - 7200.0
+
+
+def _requested(text: str) -> list[Fault]:
+    """The faults that the variable describes. ConfigError if it describes none."""
+    try:
+        request = parse_json(text.encode("utf-8", "surrogateescape"))
+        described: list[dict[str, Any]] = request.get("faults", [])
+        faults = [Fault(**fields, mark=Path(request["marks"]) / str(number)) for number, fields in enumerate(described)]
+        unknown = [fault.fault for fault in faults if fault.fault not in NAMES]
+        if unknown or any("\0" in str(fault.mark) for fault in faults):
+            raise ValueError(f"the faults are {', '.join(NAMES)}, not {str(unknown)[:100]}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{VARIABLE} ({text[:100]!r}) does not describe faults ({str(error)[:300]!r}); unset it, or see "
+            "train/health/injected_faults.py"
+        ) from None
+    return faults
 
 
 def damage_newest_checkpoint(checkpoints: Path, fault: str) -> Path | None:

@@ -4,8 +4,8 @@ The main thread reports each phase that it enters (`enter_phase`), which costs a
 heartbeat every few seconds through a store that rank 0 serves. It does not use collectives, because they may be what
 hangs. Rank 0 monitors all ranks. Every rank monitors whether the store still answers, that is, whether rank 0 is alive.
 If no rank makes progress for `train.hang_seconds`, the watchdog names the rank that blocks the run. All ranks write
-their stacks to `logs/stacks-rank-N.txt` and exit, and the launcher restarts them. Only the monotonic clock is read. A
-pause of the watchdog itself counts for at most two heartbeat intervals.
+what they know (`train.health.hang_report`) and exit, and the launcher restarts them. Only the monotonic clock is read.
+A pause of the watchdog itself counts for at most two heartbeat intervals.
 
 Rank 0 also writes RUN/status.json:
 
@@ -21,20 +21,16 @@ consecutive reports.
 # torch.distributed does not export its stores as its documentation does.
 # pyright: reportPrivateImportUsage=false
 
-import faulthandler
 import json
 import logging
 import os
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Any
 
 import torch
@@ -42,7 +38,9 @@ import torch.distributed as dist
 
 from parallel.bootstrap import leave_at_once
 from train.exit_codes import FAILED
+from train.health.hang_report import HangReport, location
 from train.health.heartbeats import Hang, Heartbeat, RankMonitor
+from train.records.device_readings import Readings, over_ranks
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ STATUS_SECONDS = 10.0
 """Seconds between two versions of status.json."""
 GRACE_SECONDS = 5.0
 """Seconds that ranks wait for the messages of others before they exit."""
-_NOT_IN_STATUS = ("phases_entered", "blocks_moved", "sequence")
+_NOT_IN_STATUS = ("phases_entered", "blocks_moved", "sequence", "readings")
 
 
 class Watchdog:
@@ -74,7 +72,8 @@ class Watchdog:
         self._interval_seconds = min(max(2.0, world_size / 500), hang_seconds / 10)
         self._own = Heartbeat(rank, socket.gethostname(), os.getpid())
         self._phase, self._step, self._phases_entered, self._blocks_moved = "start", 0, 0, 0
-        self._pace: dict[str, float] = {}
+        self._pace: dict[str, Any] = {}
+        self._over_ranks: Readings = {}
         self._monitor = RankMonitor(world_size)
         self._store = _connect_to_store()
         self._rank_0: Heartbeat | None = None
@@ -91,13 +90,25 @@ class Watchdog:
         self._phase, self._step = phase, step
         self._phases_entered += 1
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps finished, as last reported."""
+        return self._step
+
     def report_activity(self) -> None:
         """Report progress within a phase, as long reads and writes do. Any thread may call this."""
         self._blocks_moved += 1
 
-    def report_pace(self, step_seconds: float, data_seconds: float, probe_seconds: float) -> None:
-        """Report how fast this rank currently is."""
-        self._pace = {"step_seconds": step_seconds, "data_seconds": data_seconds, "probe_seconds": probe_seconds}
+    def report_pace(
+        self, step_seconds: float, data_seconds: float, probe_seconds: float, readings: Readings | None = None
+    ) -> None:
+        """Report how fast this rank currently is, and the readings of its device."""
+        pace = {"step_seconds": step_seconds, "data_seconds": data_seconds, "probe_seconds": probe_seconds}
+        self._pace = {**pace, "readings": readings or {}}
+
+    def readings(self, own: Readings) -> Readings:
+        """Return the readings of all ranks, as one value each. `own`: newer ones of this rank, for ranks' maximum."""
+        return over_ranks([own, self._over_ranks])
 
     def report_failure(self) -> None:
         """Tell the other ranks that this rank exits because of an error, so that they do not wait. Not collective."""
@@ -131,7 +142,7 @@ class Watchdog:
             phases_entered=self._phases_entered,
             blocks_moved=self._blocks_moved,
             sequence=self._own.sequence + 1,
-            location=_location(),
+            location=location(),
             **self._pace,
         )
         self._store.set(f"heartbeat/{self._own.rank}", json.dumps(asdict(self._own)))
@@ -154,6 +165,7 @@ class Watchdog:
         if hang := self._monitor.find_hang(self._hang_seconds):
             self._store.set("hang", json.dumps(asdict(hang)))
             self._abort(hang)
+        self._over_ranks = over_ranks([heartbeat.readings for heartbeat in self._monitor.heartbeats.values()])
         self._report_stragglers()
         if time.monotonic() - self._last_status > STATUS_SECONDS:
             self._last_status = time.monotonic()
@@ -161,9 +173,9 @@ class Watchdog:
 
     def _report_stragglers(self) -> None:
         stragglers = self._monitor.stragglers()
+        usual = median(one.probe_seconds for one in self._monitor.heartbeats.values()) if stragglers else 0.0
         for rank in set(stragglers) - set(self._reported_stragglers):
             one = self._monitor.heartbeats[rank]
-            usual = median(other.probe_seconds for other in self._monitor.heartbeats.values())
             log.warning(
                 "rank %d on %s is a straggler: its probe took %.2f ms, the median rank's %.2f ms",
                 *(rank, one.host, 1e3 * one.probe_seconds, 1e3 * usual),
@@ -172,21 +184,22 @@ class Watchdog:
         self._reported_stragglers = stragglers
 
     def _write_status(self) -> None:
-        ranks: list[dict[str, Any]] = []
+        ranks: list[str] = []
         for rank, heartbeat in sorted(self._monitor.heartbeats.items()):
-            shown = asdict(heartbeat) | {"silent_seconds": round(self._monitor.silent_seconds[rank], 1)}
+            shown = vars(heartbeat) | {"silent_seconds": round(self._monitor.silent_seconds[rank], 1)}
             shown["where"] = shown.pop("location")
-            ranks.append({name: value for name, value in shown.items() if name not in _NOT_IN_STATUS})
+            # One rank at a time, so that no call holds Python's lock for long, and in C, which is fast.
+            ranks.append(json.dumps({name: value for name, value in shown.items() if name not in _NOT_IN_STATUS}))
         status = {
             "time": round(time.time(), 3),
             "step": self._step,
             "idle_seconds": round(self._monitor.idle_seconds, 1),
             "slow": self._monitor.stragglers(),
-            "ranks": ranks,
         }
+        listed = ",\n".join(ranks)
         try:
             partial = self._status_file.with_name(self._status_file.name + ".partial")
-            partial.write_text(json.dumps(status, indent=1), encoding="utf-8")
+            partial.write_text(f'{json.dumps(status)[:-1]}, "ranks": [\n{listed}\n]}}\n', encoding="utf-8")
             partial.replace(self._status_file)
         except OSError as error:
             log.warning("%s was not written: %s", self._status_file, error)
@@ -203,48 +216,25 @@ class Watchdog:
                 silent, rounds = 0.0, self._rounds
             if silent > 1.2 * self._hang_seconds:
                 process = f" (process {self._rank_0.pid} on {self._rank_0.host})" if self._rank_0 else ""
-                self._abort(Hang(0, f"rank 0{process} has not answered for {silent:.0f} s: stopped or unreachable"))
+                why = f"rank 0{process} has not answered for {silent:.0f} s: stopped or unreachable"
+                self._abort(Hang(0, why), store_answers=False)
 
-    def _abort(self, hang: Hang) -> None:
+    def _abort(self, hang: Hang, store_answers: bool = True) -> None:
         """Log the hang, write all stacks, log the blocking rank's stack, and exit."""
         if not self._aborting.acquire(blocking=False):
             threading.Event().wait()  # the other thread aborts the process
         try:
             log.error("%s; all ranks exit", hang.reason)
-            self._write_stacks()
-            self._log_stack_of(hang)
+            report = HangReport(self._store, self._logs, self._own.rank, self._interval_seconds + GRACE_SECONDS)
+            report.write_stacks()
+            if not store_answers:
+                self._closed.wait(1.0)  # rank 0 writes to the log last
+            elif self._own.rank == 0:
+                report.conclude(hang, self._monitor.live_ranks(self._hang_seconds), self._record)
+            else:
+                report.contribute(hang)
         finally:
             leave_at_once(FAILED)
-
-    def _log_stack_of(self, hang: Hang) -> None:
-        """Write the blocking rank's stack to its own log and to rank 0's."""
-        rank = self._own.rank
-        if rank == hang.rank:
-            log.error("stack of rank %d:\n%s", rank, main_stack())
-        if rank == 0:
-            self._record("hang", rank=hang.rank, why=hang.reason)
-            if hang.rank not in (0, None) and self._wait_for("stack"):
-                log.error("stack of rank %d:\n%s", hang.rank, self._store.get("stack").decode())
-        else:
-            if rank == hang.rank:
-                self._store.set("stack", main_stack())
-            self._closed.wait(GRACE_SECONDS if hang.rank != 0 else 1.0)  # rank 0 writes to the log last
-
-    def _wait_for(self, key: str) -> bool:
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline:
-            if self._store.check([key]):
-                return True
-            time.sleep(0.1)
-        return False
-
-    def _write_stacks(self) -> None:
-        try:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            with (self._logs / f"stacks-rank-{self._own.rank}.txt").open("w", encoding="utf-8") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
-        except OSError as error:
-            log.warning("the stacks were not written: %s", error)
 
     def _exit_after_grace(self, reason: str) -> None:
         """Exit, unless the main thread closes the watchdog first. A collective that fails ends the main thread; one
@@ -260,23 +250,6 @@ def _connect_to_store() -> dist.Store:
     if not dist.is_initialized():
         return dist.HashStore()
     return dist.PrefixStore("watchdog", dist.distributed_c10d._get_default_store().clone())  # pyright: ignore
-
-
-def _main_frame() -> FrameType | None:
-    return sys._current_frames().get(threading.main_thread().ident or 0)  # pyright: ignore[reportPrivateUsage]
-
-
-def _location() -> str:
-    """Module, line and function that the main thread executes."""
-    frame = _main_frame()
-    if frame is None:
-        return "no frame"
-    return f"{frame.f_globals.get('__name__', '?')}:{frame.f_lineno} {frame.f_code.co_name}"
-
-
-def main_stack() -> str:
-    """The main thread's stack, formatted like a traceback. Any thread may call this."""
-    return "".join(traceback.format_stack(_main_frame()))
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from train.errors import ExhaustedError
-from train.exit_codes import FAILED
+from train.errors import DeviceMemoryError, ExhaustedError
+from train.exit_codes import FAILED, OUT_OF_MEMORY
 from train.health.exhausted import exhaustion_in_one_line
 
 RUN = Path("/runs/a")
@@ -24,10 +24,6 @@ RUN = Path("/runs/a")
         (PermissionError(errno.EACCES, "Permission denied", "/runs/a/x"), r"/runs/a/x cannot be written .* runs_dir"),
         (MemoryError(), r"^memory ran out; lower train\.micro_batch_size"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory ran out"),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate"),
-            r"\(CUDA out of memory\. Tried to allocate\)",
-        ),
     ],
 )
 def test_what_ran_out_is_said_in_one_line(error: Exception, message: str) -> None:
@@ -35,6 +31,13 @@ def test_what_ran_out_is_said_in_one_line(error: Exception, message: str) -> Non
         raise error
     assert caught.value.exit_code == FAILED
     assert "\n" not in str(caught.value)
+
+
+def test_the_memory_of_a_device_is_a_failure_of_its_own() -> None:
+    with pytest.raises(DeviceMemoryError, match=r"\(CUDA out of memory\. Tried to allocate\)") as caught:
+        with exhaustion_in_one_line(RUN):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate")
+    assert caught.value.exit_code == OUT_OF_MEMORY
 
 
 def test_torchs_own_error_on_cpu_is_recognized() -> None:

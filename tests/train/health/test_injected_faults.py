@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from train.checkpoint.stores.local import LocalFolder
+from train.errors import ConfigError
 from train.health.injected_faults import DAMAGES, NAMES, VARIABLE, FaultInjector, damage_newest_checkpoint
 
 
@@ -38,7 +39,7 @@ def test_a_fault_is_injected_at_its_rank_step_and_phase_and_once_over_all_attemp
 
 
 def test_an_unknown_fault_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="no_such_fault"):
+    with pytest.raises(ConfigError, match="no_such_fault"):
         injector(tmp_path, at("no_such_fault"))
 
 

@@ -142,3 +142,15 @@ def test_a_lost_peer_is_distinguished_from_an_error_of_this_rank() -> None:
 
 def test_the_probe_measures_a_time() -> None:
     assert 0.0 < Probe(torch.device("cpu")).seconds() < math.inf
+
+
+def test_readings_of_all_ranks_reach_rank_0_with_the_heartbeats(tmp_path: Path, exits: Exits) -> None:
+    watchdogs = two_watchdogs(exits, tmp_path, [], hang_seconds=60.0)
+    for rank, watchdog in enumerate(watchdogs):
+        watchdog.report_pace(0.5, 0.25, 0.125, {"memory_gib": 60.0 + rank, "device_power_watts": 300.0})
+    deadline = time.monotonic() + LIMIT_SECONDS
+    expected = {"memory_gib": 61.0, "device_power_watts": 600.0}
+    while watchdogs[0].readings({"memory_gib": 5.0}) != expected and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert watchdogs[0].readings({"memory_gib": 5.0}) == expected
+    assert watchdogs[0].readings({"memory_gib": 62.5})["memory_gib"] == 62.5
