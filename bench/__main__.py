@@ -26,6 +26,7 @@ def programs(peers: str) -> dict[str, list[str]]:
         "step-124M": [*step, "--peers", peers, "--model", "124M", "--rounds", "3", "--steps", "1"],
         "recomputation": [*step, "--recomputation"],
         "start": [ours, "-m", "bench.start", "--peers", peers],
+        "scale": [*one_thread, ours, "-m", "bench.scale"],
         "checkpoint": [*one_thread, ours, "bench/checkpoint.py"],
         "data": [*one_thread, peers, "bench/data.py"],
     }

@@ -37,6 +37,7 @@ ROOMS = {
         "data": "reports and traces",
         "doctor": "checks of a machine",
         "inspect": "status, report, trace",
+        "plan": "memory, time, cost",
         "proof": "kill, resume, compare",
         "supervise": "ranks, peers, requeue",
     },
@@ -49,6 +50,7 @@ ROOMS = {
         "health": "watchdog, guard, lease",
         "model": "GPT, attention, loss",
         "optim": "AdamW, Muon, schedule",
+        "recipe": "reads and checks YAML",
         "records": "metrics, events, goodput",
     },
     "parallel": {
