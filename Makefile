@@ -5,13 +5,13 @@ INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet
 
-.PHONY: demo test lint format docs chaos drills bench bench-check clean
+.PHONY: demo test lint format docs chaos fuzz drills bench gpu bench-check clean
 
 demo: $(INSTALLED)  ## train, kill, resume, compare, export: the whole system in minutes
 	$(VENV)/bin/keepstep demo
 
 test: $(INSTALLED)  ## every test that is not marked slow or gpu, with the coverage of the test process
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu" --cov --cov-report=
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu" -n 2 --dist loadgroup --cov --cov-report=
 
 lint: $(INSTALLED)  ## style, types, shell scripts, the Dockerfile
 	$(VENV)/bin/ruff check .
@@ -30,12 +30,18 @@ docs: $(INSTALLED)  ## the documentation site, into build/site; a warning is an 
 chaos: $(INSTALLED)  ## 200 random faults from a seed (KEEPSTEP_CHAOS_SEED)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/chaos
 
+fuzz: $(INSTALLED)  ## mutated files of every format that is read (KEEPSTEP_FUZZ_INPUTS, 20,000)
+	OMP_NUM_THREADS=1 $(PY) -m tests.hostile.fuzz --inputs $(or $(KEEPSTEP_FUZZ_INPUTS),20000)
+
 drills: $(INSTALLED)  ## every drill on a real Slurm cluster; needs root and Slurm's packages
 	OMP_NUM_THREADS=1 $(PY) -m tests.slurm.drills
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -s --timeout 0 tests/slurm -k "fewer_nodes or proves_itself"
 
 bench: $(INSTALLED) $(PEERS)/.installed  ## all benchmarks, side by side with others, into docs/benchmarks.md
 	$(PY) -m bench --peers $(PEERS)/bin/python --out docs/benchmarks.md
+
+gpu:  ## the tests marked gpu, then bench/gpu.py, into build/gpu.txt; with the machine's own Python and torch (PYTHON=...)
+	$(PYTHON) -m bench.gpu_node --out build/gpu.txt
 
 bench-check: $(INSTALLED)  ## ratios against the recorded ones
 	$(PY) -m bench.check
