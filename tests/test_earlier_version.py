@@ -19,7 +19,7 @@ from train.checkpoint.format.reader import Reader
 from train.checkpoint.format.verify import find_faults, read_manifest
 from train.checkpoint.stores.local import LocalFolder
 from train.config_file import load_recipe, recipe_as_yaml
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 ROOT = Path(__file__).parents[1]
 EARLIER = Path(__file__).parent / "earlier_version"

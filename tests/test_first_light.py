@@ -16,7 +16,7 @@ import pytest
 
 from train.exit_codes import FAILED_FOR_GOOD, FINISHED, STOPPED
 from train.health.injected_faults import VARIABLE
-from train.records.events import read_jsonl
+from train.records.jsonl import read_jsonl
 
 ROOT = Path(__file__).parents[1]
 STEPS = 12

@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from train.errors import ConfigError
-from train.recipe.yaml_text import read_text
+from train.recipe.yaml_text import TooMuchError, parse, read_text
 
 OWN_FILE = Path(__file__).with_name("machines.yaml")
 UNMEASURED = 0.8
@@ -81,12 +81,12 @@ def find_machine(name: str, path: Path | None = None) -> Machine:
 
 def _read(path: Path) -> dict[str, Machine]:
     try:
-        entries = TypeAdapter(dict[str, Machine]).validate_python(yaml.safe_load(read_text(path)))
+        entries = TypeAdapter(dict[str, Machine]).validate_python(parse(read_text(path)))
         return {name.lower(): machine for name, machine in entries.items()}
     except OSError as error:
         raise ConfigError(f"--machines {path}: {error.strerror}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply; launch/plan/machines.yaml shows the format") from None
+    except TooMuchError:
+        raise ConfigError(f"{path} has too many values or levels; launch/plan/machines.yaml shows the format") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"])

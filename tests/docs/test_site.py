@@ -72,7 +72,13 @@ def test_every_command_and_option_has_a_place(pages: dict[str, str]) -> None:
 
 
 def test_exit_codes_events_and_metrics_are_listed(pages: dict[str, str]) -> None:
-    for code in ("| 0 | `FINISHED` |", "| 1 | `FAILED` |", "| 2 | `FAILED_FOR_GOOD` |", "| 75 | `STOPPED` |"):
+    for code in (
+        "| 0 | `FINISHED` |",
+        "| 1 | `FAILED` |",
+        "| 2 | `FAILED_FOR_GOOD` |",
+        "| 3 | `OUT_OF_MEMORY` |",
+        "| 75 | `STOPPED` |",
+    ):
         assert code in pages["reference/exit-codes.md"]
     assert "`ConfigError`" in pages["reference/exit-codes.md"]
     assert all(f"`{name}`" in pages["reference/events.md"] for name in EVENTS)

@@ -42,7 +42,7 @@ def test_memory_is_flat_over_2000_steps() -> None:
     runtime = start(config, read_world({}))
     trainable = Trainable(
         build=lambda: GPT(MODEL),
-        initial_value=lambda name, shape: initial_value(name, shape, MODEL, seed=1),
+        initial_value=lambda name, pairs: initial_value(name, pairs, MODEL, seed=1),
         optimizer=lambda model: build_optimizer(model, OptimConfig(lr=1e-3)),
     )
     engine, loss_fn = build_engine(config, runtime, trainable), loss_by_source(1)
