@@ -157,6 +157,7 @@ def _build_run(
     attention = AttentionChoice(choose_form(recipe.parallel.attention, runtime.device.type, recipe.parallel.precision))
     if is_rank_0:
         check_space(recipe, folder.checkpoints)
+        stream.check_tokenizers()
     announce(recipe, runtime, stream)
     faults.inject("start", 0)
     stage_done()

@@ -68,6 +68,13 @@ class Stream:
         self._usage = Usage()
         self._running: Prefetch[Any] | None = None
 
+    def check_tokenizers(self) -> None:
+        """DataError if a data set's manifest and its tokenizer disagree on the vocabulary or on the end of a document.
+
+        Loads every tokenizer, so one rank does it for all."""
+        for dataset in self._datasets:
+            dataset.tokenizer()
+
     def _readers(self, split: str, first_source: int, allow_quarantine: bool) -> list[RowReader]:
         return [
             RowReader(dataset, split, first_source + number, self.cache, allow_quarantine)

@@ -22,6 +22,7 @@ optimizer state (8 with AdamW). Units that are gathered (the outer one and one o
 The model is built on the meta device, cut, and then filled slice by slice. No rank ever holds all of it.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -98,6 +99,8 @@ def shard_model(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> F
     ]
     if model.get_parameter("head.weight") is not model.get_parameter("embed.weight"):
         units = [_shard_lookups(model, shard), *units, _shard_head(model, shard)]
+    # torch warns of operations in place on a unit's output; the model has none.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning)
     root = shard(model)
     for unit, following in pairwise([root, *units]):  # in the backward pass torch prefetches one unit by itself
         unit.set_modules_to_forward_prefetch([following])

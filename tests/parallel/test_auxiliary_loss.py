@@ -65,7 +65,7 @@ def test_every_engine_has_the_gradients_and_metrics_of_one_process(
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
 def test_a_compiled_block_reports_the_same(alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiler(function, backend="aot_eager"))
     result = train(config_of(engine="single", compile=True), steps=3, reporting=True)
     assert result["losses"] == pytest.approx(alone["losses"][:3], rel=TOLERANCE)
     assert result["norms"] == pytest.approx(alone["norms"][:3], rel=TOLERANCE)

@@ -61,6 +61,7 @@ def batches(folder: Path, out: Path) -> str:
     from tests.data_pipeline.sets import config
 
     with Stream(config(folder / "set"), seq_len=32) as stream:
+        stream.check_tokenizers()
         steps = stream.steps(first_step=0, **STEPS)
         read = [batch for _, step in zip(range(5), steps, strict=False) for batch in step]
         read += stream.validation(sequences=4, micro_batch_size=2, rank=0, world_size=1)
