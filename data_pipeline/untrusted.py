@@ -90,13 +90,7 @@ def open_file(path: Path, inside: Path | None = None) -> int:
     check_file(path)  # before it is opened: opening a device may have an effect
     if inside is not None:
         _check_inside(path, inside)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        _check_kind(path, os.fstat(descriptor))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return _open(path, os.O_RDONLY)
 
 
 def open_to_append(path: Path, mode: int = 0o644) -> int:
@@ -105,8 +99,12 @@ def open_to_append(path: Path, mode: int = 0o644) -> int:
     NotAFileError for anything but a regular file, and for a link that leads out of its folder. Other OSErrors as from
     `os.open`."""
     _check_inside(path, path.parent)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    descriptor = os.open(path, flags, mode)
+    return _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+
+
+def _open(path: Path, flags: int, mode: int = 0o777) -> int:
+    """A descriptor of a regular file, opened without waiting. NotAFileError for anything else."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, mode)
     try:
         _check_kind(path, os.fstat(descriptor))
     except BaseException:

@@ -37,7 +37,7 @@ class LossCounter:
         if not wanted.strip():
             return False
         try:
-            ids = self._tokenizer.encode(2 * character)  # twice: inside a word other tokens may stand for it
+            ids = self._tokenizer.encode(2 * character)  # twice, because within a word another token may encode it
         except Exception:  # some models refuse such a text, so a document cannot lose it silently
             return False
         if self._tokenizer.unknown in ids:

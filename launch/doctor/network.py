@@ -229,7 +229,7 @@ def _greeting(peer: socket.socket, expected: int) -> dict[int, str] | None:
     """Answer a connection with the clock. Returns the host by its rank, or None if the peer is no node of this step."""
     try:
         peer.settimeout(2)
-        words = GREETING.fullmatch(peer.recv(256))  # `wait_for_head` closes its connection without a word
+        words = GREETING.fullmatch(peer.recv(256))  # `wait_for_head` closes its connection and sends nothing
         if words is None or not 0 < int(words[2]) <= expected:
             return None
         peer.sendall(f"{time.time():.6f}\n".encode())

@@ -1,7 +1,6 @@
 """What a plan is made for: a model's sizes, and how its ranks are arranged. Plain values, without torch."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Engine = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
@@ -178,12 +177,3 @@ class Arrangement:
     def tokens_of_rank(self, model: ModelShape) -> float:
         """Tokens of a micro batch that one rank of a context group holds."""
         return self.micro_batch_size * model.seq_len / self.context
-
-    def with_gpus(self, gpus: int, global_batch_size: int) -> "Arrangement | None":
-        """The same arrangement with more or fewer data-parallel ranks; None if the ranks or the batch do not divide."""
-        data, left = divmod(gpus, self.tensor * self.pipeline * self.context)
-        if left or not data or global_batch_size % (data * self.micro_batch_size):
-            return None
-        shard = math.gcd(self.shard, data) if self.shard != self.data else data
-        batches = global_batch_size // (data * self.micro_batch_size)
-        return replace(self, data=data, shard=shard, micro_batches=batches)

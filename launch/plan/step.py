@@ -50,17 +50,17 @@ def step_seconds(
     links, m = Links(machine, constants), arrangement.micro_batches
     computation = computation_seconds(model, arrangement, machine, constants)
     exchanges = micro_batch_exchanges(model, arrangement, links)
-    hidden = {
+    exposed = {
         "tensor": constants.tensor_exposed * exchanges.tensor,
         "context": constants.context_exposed * exchanges.context,
         "expert": constants.expert_exposed * exchanges.expert,
     }
-    micro_batch = computation.total + sum(hidden.values())
+    micro_batch = computation.total + sum(exposed.values())
     updated = parameters_of_rank(model, arrangement) / arrangement.optimizer_ranks
     bubble = constants.bubble * (arrangement.pipeline - 1) / arrangement.virtual_stages * micro_batch
     return StepTime(
         **{name: m * seconds for name, seconds in vars(computation).items()},
-        **{name: m * seconds for name, seconds in hidden.items()},
+        **{name: m * seconds for name, seconds in exposed.items()},
         stages=m * constants.stage_exposed * exchanges.stages,
         bubble=bubble,
         data=data_parallel_seconds(model, arrangement, links, m * micro_batch),

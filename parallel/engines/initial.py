@@ -95,7 +95,7 @@ def fill_parts(
     if threads == 1 or any(part.local.device.type != "cpu" for part in parts):
         fill_some()
         return
-    torch.set_num_threads(1)  # within each operation; new threads of ours take it over
+    torch.set_num_threads(1)  # within each operation; threads started later inherit the setting
     try:
         with ThreadPoolExecutor(threads, "keepstep-initial") as pool:
             for thread in [pool.submit(fill_some) for _ in range(threads)]:

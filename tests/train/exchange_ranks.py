@@ -35,7 +35,7 @@ class CountedCalls:
 
 
 def collectives_of_a_step(argument: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """By engine: calls through `parallel.collectives` in a step, by function. Collective.
+    """Calls through `parallel.collectives` in a step, by engine and function. Collective.
 
     It is the difference between a run of 8 steps and one of 3, so what happens once a run does not count."""
     found: dict[str, dict[str, float]] = {}

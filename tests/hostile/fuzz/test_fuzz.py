@@ -12,7 +12,7 @@ from tests.hostile.fuzz.formats.faulty import FAULTY
 from tests.hostile.fuzz.session import Session, session
 
 INPUTS = 12
-"""Of each format. They are the same every time."""
+"""Inputs of each format, the same in every run."""
 CPU_SECONDS, WALL_SECONDS = 60, 600.0
 """Limits for a busy machine; `make fuzz` has the limit of 5 seconds."""
 

@@ -18,7 +18,7 @@ MODEL: dict[str, Any] = {"d_model": 40, "n_heads": 2, "n_kv_heads": 2, "tied_emb
 
 
 def initial_weights(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """By case: the whole weights, and on how many elements each rank called the function of initial values."""
+    """The whole weights by case, and the number of elements that each rank drew."""
     return {name: _weights_of(dict(settings)) for name, settings in cases.items()}
 
 

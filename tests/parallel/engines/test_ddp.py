@@ -22,7 +22,7 @@ def exchanged(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 
 
 def order_of_events(precision: str, **model: Any) -> list[tuple[str, str]]:
-    """Of one backward pass: ("ready", PARAMETER) and ("backward", BLOCK), the latter where a block's one begins."""
+    """The order of events in a backward pass: ("ready", PARAMETER), and ("backward", BLOCK) when a block's begins."""
     events: list[tuple[str, str]] = []
     config = config_of(engine="ddp", precision=precision)
     with fake_group(world_size=2, rank=0):

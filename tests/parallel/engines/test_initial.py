@@ -45,7 +45,7 @@ def single() -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[dict[str, Any]]]:
-    """By case, what each rank returns."""
+    """What each rank returns, by case."""
     file = "tests/parallel/engines/initial_ranks.py"
     results = {2: run_ranks(file, "initial_weights", 2, ON_TWO), 4: run_ranks(file, "initial_weights", 4, ON_FOUR)}
     return {

@@ -26,7 +26,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
 def test_torch_drops_the_gradient_of_a_compiled_function_by_a_collective_that_still_runs() -> None:
-    """The reason for `wait_for_output`. If torch has mended this, the hook can go."""
+    """The reason for `wait_for_output`. If torch has fixed this, the hook can be removed."""
 
     def twice(x: Tensor) -> Tensor:
         return 2 * x
@@ -47,7 +47,7 @@ def test_torch_drops_the_gradient_of_a_compiled_function_by_a_collective_that_st
 
 
 def gradients(model: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Of one micro batch, whole, by parameter: with blocks as they are, and with compiled ones. Collective."""
+    """The whole gradients of one micro batch, by parameter, without and with compiled blocks. Collective."""
     torch.compile = partial(torch.compile, backend="aot_eager")  # the compiler's autograd; generates no code
     found = {}
     for way in ("eager", "compiled"):

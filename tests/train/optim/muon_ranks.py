@@ -16,7 +16,7 @@ MODEL: dict[str, Any] = {"d_model": 40, "n_heads": 2, "n_kv_heads": 2, "d_ff": 1
 
 
 def step_each(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """By case: the weights after two steps, gathered, and this rank's share of the work. Collective."""
+    """The gathered weights after two steps and this rank's share of the work, by case. Collective."""
     return {name: step(settings) for name, settings in cases.items()}
 
 

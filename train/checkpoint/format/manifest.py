@@ -173,7 +173,7 @@ class Description:
 
     file: ShardFile
     tensors: bytes
-    """For each tensor of the shard a line with its name, type and shape, up to its first piece."""
+    """One line for each tensor of the shard: its name, type and shape, up to its first piece."""
     pieces: bytes
     """For each of these tensors a line with its pieces in the shard."""
     tensor_bytes: int
