@@ -10,6 +10,7 @@ with STOPPED if the request came after the job was submitted.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 from train.checkpoint.stores.steps import newest_step
 from train.exit_codes import FAILED, FINISHED, NEVER_AGAIN, STOPPED
+from train.health.stop import SIGNALS
 from train.records.events import events_backwards, read_events
 from train.run_folder import RunFolder
 
@@ -66,7 +68,7 @@ def decide(attempt: Attempt) -> tuple[bool, str]:
     if attempt.unhealthy:
         return True, f"without the unhealthy nodes {attempt.unhealthy}"
     if attempt.code == STOPPED:
-        return True, f"stopped and saved ({attempt.why})"
+        return True, f"stopped ({attempt.why})"
     if not attempt.progress:
         return False, f"failed without progress: {attempt.why}; another attempt would fail the same way"
     return True, f"failed after progress: {attempt.why}"
@@ -84,6 +86,8 @@ def ending(run: Path, since: float, launcher_code: int) -> tuple[int, str]:
         return last.get("exit_code", codes[last["kind"]]), str(last.get("reason") or last.get("error") or last["kind"])
     if launcher_code in (FINISHED, *NEVER_AGAIN, STOPPED):
         return launcher_code, f"exit code {launcher_code}"
+    if launcher_code - 128 in SIGNALS:  # as shells tell it: the signal came before the launcher could catch it
+        return STOPPED, f"{signal.Signals(launcher_code - 128).name} before the start"
     return FAILED, f"the launcher's exit code was {launcher_code}"
 
 

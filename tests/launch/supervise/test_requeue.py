@@ -18,11 +18,11 @@ def attempt(code: int, why: str = "SIGUSR2", **other) -> Attempt:
         (attempt(0), False, "the run is finished"),
         (attempt(2, "diverged"), False, "failed for good: diverged"),
         (attempt(3, "memory ran out"), False, "failed for good: memory ran out"),
-        (attempt(75), True, "stopped and saved (SIGUSR2)"),
-        (attempt(75, progress=False), True, "stopped and saved"),
+        (attempt(75), True, "stopped (SIGUSR2)"),
+        (attempt(75, progress=False), True, "stopped (SIGUSR2)"),
         (attempt(75, "keepstep stop"), False, "stopped by `keepstep stop`"),
         (attempt(75, state="CANCELLED"), False, "the job is CANCELLED"),
-        (attempt(75, state="TIMEOUT", reason="TimeLimit"), True, "stopped and saved"),
+        (attempt(75, state="TIMEOUT", reason="TimeLimit"), True, "stopped (SIGUSR2)"),
         (attempt(75, state="COMPLETING", reason="Preempted"), False, "Slurm itself requeues the others"),
         (attempt(75, number=3), False, "gave up after 3 requeues"),
         (attempt(1, "lost a peer"), True, "failed after progress: lost a peer"),
@@ -46,6 +46,7 @@ def test_only_the_last_ending_of_this_attempt_counts(tmp_path):
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert ending(tmp_path, 5, 1) == (2, "bad data")
     assert ending(tmp_path, 40, 75) == (75, "exit code 75")
+    assert ending(tmp_path, 40, 140) == (75, "SIGUSR2 before the start")
     assert ending(tmp_path, 40, 137) == (1, "the launcher's exit code was 137")
 
 
