@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train.config import Recipe
+from train.errors import ConfigError
 
 MAY_DIFFER = ("schedule", "optimizer", "dropout", "seed", "batch_size", "data_weights")
 """Parts of a recipe that `--allow` lets differ from the checkpoint that a run resumes from. Each difference is recorded
@@ -18,8 +19,13 @@ class RunFolder:
 
     @classmethod
     def of(cls, recipe: Recipe) -> "RunFolder":
-        """The folder that the recipe names, `runs_dir`/`name`."""
-        return cls(Path(recipe.runs_dir) / recipe.name)
+        """The folder that the recipe names, `runs_dir`/`name`. ConfigError if it is a link that leads to itself."""
+        root = Path(recipe.runs_dir) / recipe.name
+        try:
+            root.resolve()
+        except (OSError, RuntimeError):  # RuntimeError before Python 3.13
+            raise ConfigError(f"runs_dir={recipe.runs_dir}: {root} is a link that leads to itself; remove it") from None
+        return cls(root)
 
     @property
     def recipe(self) -> Path:
@@ -40,6 +46,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Folder of TensorBoard files."""
         return self.root / "tensorboard"
+
+    @property
+    def sinks(self) -> Path:
+        """Folder of the files of the other sinks (`train.sinks`)."""
+        return self.root / "sinks"
 
     @property
     def logs(self) -> Path:

@@ -215,3 +215,9 @@ def test_the_kubernetes_manifest_refuses_control_characters(capsys: pytest.Captu
     command = ["kubernetes", str(LAPTOP), "runs_dir=/shared/r", "data.sources.0.path=/shared/d", "--gpus", "0"]
     assert cli.main([*command, "--image", "i", "--claim", "c", option, "a=b\nc"]) == 2
     assert "one line without control characters" in capsys.readouterr().err
+
+
+def test_a_runs_folder_that_links_to_itself_is_refused(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "runs")
+    with pytest.raises(ConfigError, match="is a link that leads to itself; remove it"):
+        RunFolder.of(load_recipe(LAPTOP, [f"runs_dir={tmp_path / 'runs'}"]))
