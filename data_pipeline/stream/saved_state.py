@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from data_pipeline.config import check_one_line
 from data_pipeline.errors import DataError
 from data_pipeline.shards.dataset import DataSet
 from data_pipeline.shards.manifest import TRAIN, Count
@@ -17,6 +18,7 @@ from data_pipeline.stream.plan import BatchSizes
 STATE_VERSION = 1
 _STRICT = ConfigDict(strict=True, extra="ignore")
 _BatchSize = Annotated[int, Field(gt=0, lt=1 << 40)]
+_Shown = Annotated[str, AfterValidator(check_one_line)]  # errors repeat it
 _Weights = list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
@@ -26,13 +28,13 @@ class _Source:
 
     __pydantic_config__ = _STRICT
 
-    path: str
-    fingerprint: str
+    path: _Shown
+    fingerprint: _Shown
     rows: Count
     row_tokens: Count
     tokens: Count
     documents: Count
-    tokenizer: dict[str, str]
+    tokenizer: dict[_Shown, _Shown]
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class _State:
     seed: int
     sources: list[_Source]
     weights: Annotated[list[tuple[Count, _Weights]], Field(min_length=1)]
-    quarantined: list[tuple[Count, Count, str]]
+    quarantined: list[tuple[Count, Count, _Shown]]
     counters: list[tuple[Count, Count, int, int]]
     batch_sizes: Annotated[list[tuple[Count, _BatchSize]], Field(min_length=1)] | None = None
 

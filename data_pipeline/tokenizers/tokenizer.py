@@ -246,12 +246,20 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = parse_json(read_file(file))
+        content = parse_json(_content(file))
         if not isinstance(content, dict):
             raise ValueError("it is no object")
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise DataError(f"{file} cannot be read: {in_one_line(error)}; fetch the tokenizer again") from None
     return cast(dict[str, Any], content)
+
+
+def _content(file: Path) -> bytes:
+    """The content of a tokenizer's file. DataError if it cannot be read."""
+    try:
+        return read_file(file)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {in_one_line(error)}; fetch the tokenizer again") from None
 
 
 def tokenizer_files(
@@ -264,14 +272,14 @@ def tokenizer_files(
     has_both = path.is_dir() and all(other.is_file() for other in both)
     stated = _stated(file.parent, end_of_document, beginning_of_document)
     companions = [file.parent / name for name in COMPANIONS if (file.parent / name).is_file()]
-    files = {found.name: read_file(found) for found in companions}
+    files = {found.name: _content(found) for found in companions}
     if is_tiktoken(file):
         content, stated["end_of_document"] = convert_tiktoken(file, stated)
         files[HUGGING_FACE_FILE] = content.encode()
     elif has_both:
-        files |= {other.name: read_file(other) for other in both}
+        files |= {other.name: _content(other) for other in both}
     else:
-        files[SENTENCEPIECE_FILE if file.suffix == ".model" else HUGGING_FACE_FILE] = read_file(file)
+        files[SENTENCEPIECE_FILE if file.suffix == ".model" else HUGGING_FACE_FILE] = _content(file)
     named = ("end_of_document", "beginning_of_document")
     if control := {name: stated[name] for name in named if stated.get(name) is not None}:
         files[KEEPSTEP_FILE] = json.dumps(control).encode() + b"\n"

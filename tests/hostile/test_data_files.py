@@ -218,6 +218,7 @@ STATES: dict[str, object] = {
     "weights ": "x",
     "counters": [[1]],
     "quarantined": [[0, -1, "x"]],
+    "quarantined ": [[0, 0, "\r\n"]],
     "samples": True,
     "batch_sizes": [[1, 4]],
     "batch_sizes ": [[0, 0]],
@@ -235,6 +236,9 @@ def test_a_forged_state_of_the_data_is_one_line(built: Built, name: str) -> None
         stream.restore([state])
         with pytest.raises(DataError, match=r"the checkpoint has no valid state of the data"):
             stream.restore([state | {name.strip(): STATES[name]}])
+        forged = {**state["sources"][0], "fingerprint": "\r\n"}
+        with pytest.raises(DataError, match=r"fingerprint: .*one line without control characters"):
+            stream.restore([state | {"sources": [forged]}])
         with pytest.raises(DataError, match=r"quarantined block 99999 of source 0"):
             stream.restore([state | {"quarantined": [[0, 99999, "x"]]}])
     with pytest.raises(DataError):

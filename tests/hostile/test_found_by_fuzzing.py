@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.errors import DataError
 from data_pipeline.tokenizers.byte_bpe_training import train_byte_bpe
-from data_pipeline.tokenizers.tokenizer import load_tokenizer
+from data_pipeline.tokenizers.tokenizer import load_tokenizer, tokenizer_files
 from data_pipeline.untrusted import in_one_line
 from launch.clusters.slurm import read_site
 from launch.plan.machine import find_machine
@@ -47,6 +48,13 @@ def test_a_tokenizer_with_which_tiktoken_panics_is_encoded_by_the_other_library(
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.encode_batch(["the cat"]) == [tokenizer.encode("the cat")]
+
+
+def test_an_oversized_file_beside_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
+    train_byte_bpe(documents(200), tmp_path, vocab_size=320)
+    os.truncate(tmp_path / "tokenizer_config.json", 1 << 40)
+    with pytest.raises(DataError, match=r"tokenizer_config.json cannot be read: .* more than the"):
+        tokenizer_files(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl"])
