@@ -111,15 +111,27 @@ def test_a_forged_checkpoint_is_refused_in_one_line(
     assert not (tmp_path / "copy").exists()
 
 
-TENSOR_FORGERIES = [name for name in list(FORGERIES)[:26] if name not in ("a smaller type", "a start of another piece")]
+TENSOR_FORGERIES = [name for name in list(FORGERIES)[:26] if name != "a smaller type"]
 
 
 @pytest.mark.parametrize("name", TENSOR_FORGERIES)
 def test_the_short_reader_keeps_to_the_same_rules(folder: Path, name: str) -> None:
     forge(folder, FORGERIES[name])
-    reader = Reader(folder)
     with pytest.raises(ValueError, match=r"."):
-        reader[EMBED]
+        Reader(folder)[EMBED]
+
+
+@pytest.mark.parametrize("tensors", [14173, [EMBED], None])
+def test_the_short_reader_refuses_tensors_of_another_type(folder: Path, tensors: object) -> None:
+    forge(folder, lambda m: m.update(tensors=tensors))
+    with pytest.raises(ValueError, match=r"the manifest is wrong"):
+        Reader(folder)
+
+
+def test_the_short_reader_refuses_two_tensors_of_the_same_bytes(folder: Path) -> None:
+    forge(folder, lambda m: m["tensors"].update({"model.copy": m["tensors"][EMBED]}))
+    with pytest.raises(ValueError, match=r"two pieces have bytes in common"):
+        Reader(folder)
 
 
 NAMES = ["/etc/hostname", "../../private", "..", "x/../../../private", ".hidden", "a\nb", "", "link", 7]

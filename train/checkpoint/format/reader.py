@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class Reader:
         if found != ("keepstep-checkpoint", 1, _BLOCK_BYTES):
             raise ValueError(f"{folder}: not a Keepstep checkpoint of version 1")
         self._check(data[:-_TRAILER_BYTES], checksum, "manifest.json")
+        try:
+            self._check_places()
+        except _WRONG as error:
+            raise ValueError(f"{path}: the manifest is wrong ({error!r})"[:500]) from None
 
     def names(self) -> list[str]:
         """Names of the tensors of the training state. Random states of earlier versions (`rng.*`) are left out."""
@@ -70,6 +75,18 @@ class Reader:
             return self._whole(name, tensor)
         except _WRONG as error:
             raise ValueError(f"{self.folder}: {name}: the manifest is wrong ({error!r})"[:500]) from None
+
+    def _check_places(self) -> None:
+        """ValueError if two pieces have bytes in common. `_WRONG` if the manifest has other members than expected."""
+        spans: list[tuple[int, int, int]] = []
+        for tensor in self.manifest["tensors"].values():
+            width = np.dtype(_TYPES.get(tensor["dtype"], "u1")).itemsize
+            for piece in tensor["pieces"]:
+                start = piece["start"]
+                spans.append((piece["file"], start, start + math.prod(piece["sizes"]) * width))
+        spans.sort()
+        if any(file == other and start < end for (file, _, end), (other, start, _) in pairwise(spans)):
+            raise ValueError(f"{self.folder}: two pieces have bytes in common")
 
     def _whole(self, name: str, tensor: dict[str, Any]) -> NDArray[Any]:
         dtype, shape, pieces = np.dtype(_TYPES[tensor["dtype"]]), tuple(tensor["shape"]), tensor["pieces"]

@@ -1,6 +1,7 @@
 """Checkpoints: the manifest, shards of safetensors, the tokenizer's files and the fast tier."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -114,6 +115,13 @@ def _digest(arrays: dict[str, Any]) -> str:
     return repr(parts)
 
 
+def _digest_of_all(arrays: dict[str, Any], names: Iterable[str]) -> str:
+    """RefusedError if one is missing: checksums do not say which tensors a model has, so callers look for theirs."""
+    if missing := set(names) - arrays.keys():
+        raise RefusedError(f"no {min(missing)}")
+    return _digest(arrays)
+
+
 def verified(folder: Path, out: Path) -> str:
     """Whether every byte is right."""
     from train.checkpoint.format.verify import find_faults
@@ -129,9 +137,7 @@ def read_with_numpy(folder: Path, out: Path) -> str:
     from train.checkpoint.format.reader import Reader
 
     reader = Reader(folder / CHECKPOINT)
-    if missing := state_of(4).keys() - reader.names():  # a manifest with right checksums, of a smaller checkpoint
-        raise RefusedError(f"no {min(missing)}")
-    return _digest({name: reader[name] for name in reader.names()})
+    return _digest_of_all({name: reader[name] for name in reader.names()}, state_of(4))
 
 
 def copied(folder: Path, out: Path) -> str:
@@ -142,7 +148,7 @@ def copied(folder: Path, out: Path) -> str:
 
     made = copy(LocalFolder(folder / CHECKPOINT), LocalRoot(out / "checkpoints"))
     reader = Reader(Path(str(made)))
-    return _digest({name: reader[name] for name in reader.names()})
+    return _digest_of_all({name: reader[name] for name in reader.names()}, state_of(4))
 
 
 def trained(folder: Path, out: Path) -> str:
@@ -160,7 +166,8 @@ def imported(folder: Path, out: Path) -> str:
     from train.checkpoint.importing.importers import Request, _read
 
     source = _read(Request("keepstep", folder / CHECKPOINT, None, str(out / "run")))
-    return _digest({name: tensor.numpy() for name, tensor in source.weights.items()})
+    weights = [name.removeprefix("model.") for name in state_of(4) if name.startswith("model.")]
+    return _digest_of_all({name: tensor.numpy() for name, tensor in source.weights.items()}, weights)
 
 
 def listed(folder: Path, out: Path) -> str:
@@ -200,9 +207,9 @@ UNSIGNED = Codec(json.loads, lambda files, name, tree: {name: dumps(tree)}, is_s
 READ = [
     Consumer("verify", verified, errors=(RefusedError,)),
     Consumer("numpy", read_with_numpy, errors=(ValueError, OSError, RefusedError)),
-    Consumer("copy", copied),
+    Consumer("copy", copied, errors=(RefusedError,)),
     Consumer("trained", trained),
-    Consumer("import", imported),
+    Consumer("import", imported, errors=(RefusedError,)),
     Consumer("show", listed, errors=(RefusedError,)),
     Consumer("resume", resumed),
 ]
