@@ -134,6 +134,18 @@ def test_the_short_reader_refuses_two_tensors_of_the_same_bytes(folder: Path) ->
         Reader(folder)
 
 
+def test_a_manifest_of_another_step_than_its_folder_is_refused(folder: Path) -> None:
+    forge(folder, lambda m: m.update(step=4294967300))
+    with pytest.raises(DamagedError, match=r"it is of step 4294967300, in a folder named step-"):
+        read_manifest(LocalFolder(folder))
+
+
+def test_names_of_an_identity_that_messages_could_not_show_are_refused(folder: Path) -> None:
+    forge(folder, lambda m: m["identity"]["model"].update({"\r\n": 1}))
+    with pytest.raises(DamagedError, match=r"the identity has a member named '\\r\\n'"):
+        read_manifest(LocalFolder(folder))
+
+
 NAMES = ["/etc/hostname", "../../private", "..", "x/../../../private", ".hidden", "a\nb", "", "link", 7]
 
 
@@ -198,6 +210,7 @@ def test_a_forged_checkpoint_among_good_ones_does_not_hide_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(folder, folder.with_name("step-00000005"))
+    forge(folder.with_name("step-00000005"), lambda m: m.update(step=5))
     forge(folder, lambda m: m["files"][0].update(name="/etc/hostname"))
     assert main(["checkpoint", "ls", str(folder.parent)]) == 0
     listed = capsys.readouterr().out

@@ -34,7 +34,7 @@ MODULES = (
     "train.checkpoint.importing.importers", "train.checkpoint.importing.keepstep", "train.export.trained_model",
     "train.checkpoint.importing.hugging_face", "data_pipeline.build.prepare", "data_pipeline.stream.stream",
     "data_pipeline.sources.parquet", "sentencepiece", "tokenizers", "tiktoken", "pyarrow.parquet", "launch.terminal",
-    "launch.commands.data", "launch.commands.checkpoint", "launch.commands.status", "launch.commands.report",
+    "launch.commands.data", "launch.commands.checkpoint", "launch.commands.status", "launch.commands.monitoring.report",
     "launch.commands.stop", "rich.table", "rich.console",
 )  # fmt: skip
 """Imported before the first input."""

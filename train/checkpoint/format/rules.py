@@ -7,7 +7,7 @@ follow each other from its header to its end, so that a checksum covers every by
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -48,8 +48,20 @@ class _Facts(BaseModel):
 
 
 def check_facts(document: dict[str, Any]) -> None:
-    """ValueError, of pydantic, unless the members besides files and tensors have the types that readers expect."""
-    _Facts.model_validate(document)
+    """ValueError unless the members besides files and tensors have the types that readers expect.
+
+    Messages repeat the names of the identity, so these must be printable."""
+    facts = _Facts.model_validate(document)
+    if odd := next((name for name in _names(facts.identity) if not name.isprintable()), None):
+        raise ValueError(f"the identity has a member named {odd[:_SHOWN]!r}")
+
+
+def _names(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The names of all members, of inner objects too. `parse_json` bounds the depth."""
+    for name, value in tree.items():
+        yield name
+        if isinstance(value, Mapping):
+            yield from _names(cast(Mapping[str, Any], value))
 
 
 def count(value: Any) -> int:

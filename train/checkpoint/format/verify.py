@@ -14,15 +14,20 @@ from train.checkpoint.format.manifest import (
     decode,
 )
 from train.checkpoint.stores.protocol import Folder, read_all
+from train.checkpoint.stores.steps import STEP
 
 
 def read_manifest(folder: Folder) -> tuple[Manifest, bytes]:
-    """The manifest and its bytes. DamagedError if it cannot be read or fails its checksum."""
+    """The manifest and its bytes. DamagedError if it cannot be read, fails its checksum or is of another step."""
     try:
         data = read_all(folder, MANIFEST)
     except OSError as error:
         raise DamagedError(f"{MANIFEST}: cannot be read ({error})") from error
-    return decode(data), data
+    manifest = decode(data)
+    named = STEP.fullmatch(str(folder).rsplit("/", 1)[-1])
+    if named and int(named[1]) != manifest.step:
+        raise DamagedError(f"{MANIFEST}: it is of step {manifest.step}, in a folder named {named[0]}; rename it")
+    return manifest, data
 
 
 def check_file(folder: Folder, file: ShardFile) -> bytes:

@@ -59,6 +59,7 @@ def stated_by(config: Mapping[str, Any], location: str) -> Stated:
     settings = architecture.style | {
         ours: config.get(theirs, default) for ours, (theirs, default) in architecture.fields.items()
     }
+    settings["mup"] = None  # its multipliers would change the function
     problems = _other_values(config, architecture) + _unknown(config, architecture)
     if kind == "llama" and bool(config.get("mlp_bias")) != bool(settings["bias"]):
         problems.append(f"attention_bias {settings['bias']!r} with mlp_bias {config.get('mlp_bias')!r} (must be equal)")
@@ -73,13 +74,16 @@ def stated_by(config: Mapping[str, Any], location: str) -> Stated:
     window = config.get("sliding_window", architecture.window) if uses_window else None
     if window is not None and not _is_size(window):
         problems.append(f"sliding_window {window!r} (must be a whole number above 0, or null)")
+    longest = config.get("max_position_embeddings", config.get("n_positions"))
+    if longest is not None and not _is_size(longest):
+        problems.append(f"max_position_embeddings {longest!r} (must be a whole number above 0, or null)")
     if problems:
         shown = "; ".join(problem[:300] for problem in problems[:20])
         raise CheckpointError(
             f"{location} has fields that Keepstep's model does not compute or does not know: {shown}; "
             "a field that changes no logits can be removed from the file, then import with --check"
         )
-    return Stated(settings, window, config.get("max_position_embeddings", config.get("n_positions")))
+    return Stated(settings, window, longest)
 
 
 def check_stated(stated: Stated, model: ModelConfig, location: str) -> None:

@@ -163,9 +163,9 @@ def trained(folder: Path, out: Path) -> str:
 
 def imported(folder: Path, out: Path) -> str:
     """The weights as `keepstep checkpoint import --from keepstep` reads them."""
-    from train.checkpoint.importing.importers import Request, _read
+    from train.checkpoint.importing.importers import read_source
 
-    source = _read(Request("keepstep", folder / CHECKPOINT, None, str(out / "run")))
+    source = read_source("keepstep", folder / CHECKPOINT)
     weights = [name.removeprefix("model.") for name in state_of(4) if name.startswith("model.")]
     return _digest_of_all({name: tensor.numpy() for name, tensor in source.weights.items()}, weights)
 

@@ -138,7 +138,7 @@ def overlap(folder: Path, out: Path) -> str:
 
 JSON_SIGNED = Codec(json.loads, signed)
 PLAIN = Codec(json.loads, lambda files, name, tree: {name: dumps(tree)}, is_signed=False)
-STEPS = {"global_batch_size": 4, "micro_batch_size": 4, "rank": 0, "world_size": 1}
+STEPS: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 4, "rank": 0, "world_size": 1}
 READ = [
     Consumer("rows", rows),
     Consumer("batches", batches),

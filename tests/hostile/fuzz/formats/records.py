@@ -67,7 +67,7 @@ def status(folder: Path, out: Path) -> str:
 
 def report(folder: Path, out: Path) -> str:
     """Whether `keepstep report` shows the run."""
-    command("report", str(folder / "run"))
+    command("report", str(folder / "run"), "--text")
     command("report", str(folder / "run"), "--json")
     return "shown"
 
@@ -92,18 +92,18 @@ def requeue(folder: Path, out: Path) -> str:
 def start(folder: Path, out: Path) -> str:
     """Whether a new attempt can open the records and continue their count of attempts."""
     from train.records.events import EventLog
-    from train.records.jsonl import last_record, read_jsonl
+    from train.records.jsonl import last_record, read_backwards
     from train.records.metrics import Metrics
+    from train.sinks.background import Sinks
 
     run = folder / "run"
     last_record(run / "metrics.jsonl", key="attempt")
     EventLog(run / "events.jsonl")("started", attempt=2, world_size=1)
-    options: dict[str, Any] = {"first_step": 4, "total_steps": 9, "log_every": 100, "enabled": True}
-    Metrics(run / "metrics.jsonl", run / "tensorboard", **options).close()
+    Metrics(run / "metrics.jsonl", Sinks(), total_steps=9, log_every=100, enabled=True).close()
     if (run / "events.jsonl").is_symlink() or not (run / "events.jsonl").is_file():
         return "started"  # with a warning: no event can be written there
-    kinds = [event["kind"] for event in read_jsonl(run / "events.jsonl") if isinstance(event.get("kind"), str)]
-    return "started" if kinds[-1:] == ["started"] else f"the new event is not read: {kinds}"
+    newest = next(read_backwards(run / "events.jsonl"), {})
+    return "started" if newest.get("kind") == "started" else f"the new event is not read, but {newest}"
 
 
 def lease(folder: Path, out: Path) -> str:

@@ -10,7 +10,7 @@ from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 from train.checkpoint.importing.architectures import ARCHITECTURES, HARMLESS, ONLY, READ_ELSEWHERE
 from train.checkpoint.importing.config_json import check_stated, read_stated, stated_by
 from train.errors import CheckpointError
-from train.model.config import ModelConfig
+from train.model.config import ModelConfig, MupConfig
 
 MODEL = ModelConfig(vocab_size=64, seq_len=16, n_layers=2, n_heads=4, n_kv_heads=2, d_model=32, d_ff=64)
 QWEN3 = MODEL.model_copy(update={"qk_norm": True})
@@ -36,6 +36,11 @@ CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen3": Qwen3Config,
 
 def check(config: dict[str, Any], model: ModelConfig) -> None:
     check_stated(stated_by(config, "config.json"), model, "their")
+
+
+def test_a_recipe_with_mup_computes_another_function() -> None:
+    with pytest.raises(CheckpointError, match=r"model\.mup is {'base_width': 16} in the recipe, None in the source"):
+        check(LLAMA, MODEL.model_copy(update={"mup": MupConfig(base_width=16)}))
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -75,6 +80,7 @@ HARMFUL_CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rms_norm_eps": 1e-6}, "model.norm_eps is 1e-05 in the recipe, 1e-06 in the source"),
     ("llama", {"sliding_window": 8}, r"longer than the source's sliding_window \(8\)"),
     ("llama", {"sliding_window": "all"}, "sliding_window 'all'"),
+    ("llama", {"max_position_embeddings": ""}, "max_position_embeddings ''"),
     ("llama", {"num_attention_heads": 2}, "model.n_heads is 4 in the recipe, 2 in the source"),
     ("llama", {"num_attention_heads": 8, "head_dim": 4}, "model.n_heads is 4 in the recipe, 8 in the source"),
     ("llama", {"head_dim": 16}, "head_dim 16 .*hidden_size / num_attention_heads"),
