@@ -67,16 +67,23 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="124M")
     parser.add_argument("--engine", default="single")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--fp8-scaling", choices=("rowwise", "tensorwise"), default="rowwise")
     parser.add_argument("--attention", default="auto", help="parallel.attention: auto, flex, flash or cudnn")
     parser.add_argument("--micro-batch-size", type=int, default=8)
     parser.add_argument("--documents", type=int, default=4, help="documents per row")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()
     model = ModelConfig(**SHAPES[options.model])  # pyright: ignore[reportArgumentType]
     config = ParallelConfig(
-        engine=options.engine, precision=options.precision, compile=options.compile, device=options.device
+        engine=options.engine,
+        precision=options.precision,
+        fp8_scaling=options.fp8_scaling,
+        compile=options.compile,
+        cuda_graphs=options.cuda_graphs,
+        device=options.device,
     )
     runtime = start(config, read_world(os.environ))
     attention = choose_form(options.attention, runtime.device.type, options.precision)
@@ -97,8 +104,9 @@ def main() -> None:
         name = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "cpu"
         memory = torch.cuda.max_memory_allocated(runtime.device) / 2**30 if runtime.device.type == "cuda" else 0.0
         mfu = flops / peak / runtime.world.world_size
+        precision = options.precision + " with graphs" * options.cuda_graphs
         print(
-            f"{options.model} {options.engine} {options.precision}, attention {attention}, "
+            f"{options.model} {options.engine} {precision}, attention {attention}, "
             f"on {runtime.world.world_size} x {name}, torch {torch.__version__}: {tokens / median:,.0f} tokens/s, "
             f"{flops / 1e12:.2f} TFLOP/s, MFU {mfu:.1%} "
             f"of a measured {peak / 1e12:.2f} TFLOP/s, {memory:.2f} GiB, first step {first:.1f} s, then "

@@ -72,8 +72,10 @@ def measurements(gpus: int) -> Iterator[tuple[str, list[str], int]]:
     together = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={gpus}", "-m", "bench.gpu"]
     cases = [(alone, ["--model", model]) for model in ("124M", "llama-1b")]
     cases += [(alone, ["--model", "124M", "--no-compile"]), (alone, ["--model", "llama-1b", "--no-compile"])]
+    cases += [(alone, ["--model", "124M", "--cuda-graphs", *options]) for options in ([], ["--no-compile"])]
     if importlib.util.find_spec("torchao") is not None:
-        cases.append((alone, ["--model", "llama-1b", "--precision", "fp8"]))
+        narrow = ["--model", "llama-1b", "--precision", "fp8"]
+        cases += [(alone, narrow), (alone, [*narrow, "--fp8-scaling", "tensorwise"])]
     if gpus > 1:
         cases += [(together, ["--model", "llama-1b", "--engine", engine]) for engine in ("ddp", "fsdp2")]
     for command, options in cases:

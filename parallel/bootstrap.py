@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that restrict which devices a process sees."""
 
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the network interfaces of the two backends."""
+
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_ENABLE_TIMING": "1"}
 """Variables that switch torch's flight recorder on: it keeps the newest collectives of each rank, and whether the
 device has started them. The watchdog reads it when a run hangs."""
@@ -70,6 +73,7 @@ def start(config: ParallelConfig, world: World) -> Runtime:
         os.environ["LOCAL_RANK"] = str(world.local_rank if device.index is None else device.index)
     if config.precision == "fp8":
         require_fp8(device)
+    _require_cuda(config, layout, world, device)
     if device.type == "cpu":
         keep_freed_memory()
     else:
@@ -86,6 +90,21 @@ def start(config: ParallelConfig, world: World) -> Runtime:
     group = data_parallel_group(mesh)
     limit_collectives(config.timeout_seconds)
     return Runtime(world, layout, device, mesh, group)
+
+
+def _require_cuda(config: ParallelConfig, layout: Layout, world: World, device: torch.device) -> None:
+    """Raise LaunchError if a setting is for CUDA alone and the device or the node does not fit it."""
+    for name in ("cuda_graphs", "async_tensor"):
+        if getattr(config, name) and device.type != "cuda":
+            raise LaunchError(
+                f"parallel.{name} (true) needs a CUDA device, but this rank has {device}; set parallel.{name} to false"
+            )
+    if config.async_tensor and world.local_world_size % layout.tensor:
+        raise LaunchError(
+            f"parallel.async_tensor (true) needs all ranks of the tensor axis on one node, but parallel.tensor is "
+            f"{layout.tensor} and a node has {world.local_world_size} ranks; set parallel.async_tensor to false, or "
+            "parallel.tensor to a divisor of the ranks of a node"
+        )
 
 
 def sees_own_device(world: World, env: Mapping[str, str]) -> bool:
@@ -123,11 +142,20 @@ def bind_interfaces(world: World, env: MutableMapping[str, str]) -> None:
 
     By default gloo uses the address of this machine's name, often 127.0.1.1, which other nodes cannot reach, and other
     machines can reach what needs no network. Changes `env`, but no variable that it has. Raises LaunchError if the
-    interface cannot be found."""
+    interface cannot be found, or if `env` names loopback."""
     if on_one_machine(world):
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for name in INTERFACES:
             env.setdefault(name, LOOPBACK)
-    elif "GLOO_SOCKET_IFNAME" not in env and world.head != "localhost":
+        return
+    if world.head == "localhost":
+        return
+    for name in INTERFACES:
+        if LOOPBACK in env.get(name, "").removeprefix("=").split(","):  # NCCL takes `=eth0` for exactly eth0
+            raise LaunchError(
+                f"{name} ({env[name]}) names the loopback interface, but the {world.world_size} ranks are on several "
+                "machines, which it does not connect; unset it, or set it to the interface towards the other nodes"
+            )
+    if "GLOO_SOCKET_IFNAME" not in env:
         is_head = world.rank == 0 or is_loopback(address_of(world.head))
         _, env["GLOO_SOCKET_IFNAME"] = reached_at(world.head, world.port, is_head)
 
@@ -149,12 +177,19 @@ def _join(world: World, device: torch.device, timeout_seconds: float) -> None:
         dist.init_process_group(
             backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout, device_id=device_id
         )
-    except (dist.DistError, OSError) as error:
+    except (OSError, RuntimeError) as error:
+        is_gloo = "Gloo connectFullMesh failed" in str(error)  # a plain RuntimeError
+        if not is_gloo and not isinstance(error, OSError | dist.DistError):
+            raise
         reason = str(error).splitlines()[0]  # the rest is a stack of C++ frames
         head = f"[{world.head}]" if ":" in world.head else world.head
+        way_out = "check that rank 0 runs on that host and that the port is free and not behind a firewall"
+        if is_gloo:
+            interface = os.environ.get("GLOO_SOCKET_IFNAME", "not set")
+            way_out = f"check that GLOO_SOCKET_IFNAME ({interface}) connects the machines, without a firewall"
         raise LaunchError(
             f"rank {world.rank} of {world.world_size} could not connect to the other ranks at {head}:{world.port}: "
-            f"{reason}; check that rank 0 runs on that host and that the port is free and not behind a firewall"
+            f"{reason}; {way_out}"
         ) from None
 
 

@@ -1,12 +1,9 @@
 """The one place where an engine is chosen."""
 
-from dataclasses import replace
-from functools import partial
-
 from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.engine import Engine, Trainable
-from parallel.engines.fp8 import build_in_fp8
+from parallel.engines.fp8 import in_fp8
 
 
 def build_engine(config: ParallelConfig, runtime: Runtime, trainable: Trainable) -> Engine:
@@ -21,7 +18,7 @@ def build_empty_engine(config: ParallelConfig, runtime: Runtime, trainable: Trai
 
     Raises LaunchError if something that the engine needs is not available."""
     if config.precision == "fp8":
-        trainable = replace(trainable, build=partial(build_in_fp8, trainable.build))
+        trainable = in_fp8(trainable, config)
     match config.engine:
         case "single":
             from parallel.engines.single import build_single

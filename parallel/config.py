@@ -23,6 +23,9 @@ class ParallelConfig(BaseModel):
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
     """Precision of the matrix products. fp8 applies to those inside blocks, on Hopper and newer; the rest is bf16.
     Weights, optimizer state and gradient reductions stay in fp32."""
+    fp8_scaling: Literal["rowwise", "tensorwise"] = "rowwise"
+    """Scales of fp8: rowwise has one for each row or column that a product adds up. tensorwise has one for each tensor:
+    less exact, but products are faster, and fsdp2 gathers the weights of blocks in fp8."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """Recomputation of blocks in the backward pass: none, full, or selective, which keeps the results of matrix
     products and attention."""
@@ -37,6 +40,12 @@ class ParallelConfig(BaseModel):
     """Whether zero1, zero2 and zero3 keep the optimizer state in host memory."""
     compile: bool = False
     """Whether torch.compile compiles each block, and the chunks of the loss."""
+    async_tensor: bool = False
+    """Whether compiled blocks exchange the activations of tensor parallelism in parts, beside the products that read or
+    make them. CUDA alone; the ranks of the `tensor` axis must be on one node."""
+    cuda_graphs: bool = False
+    """Whether single and ddp replay the passes of a micro batch as one CUDA graph. That saves the host's time to launch
+    kernels, which counts in small models, and keeps the memory of the activations."""
     attention: Literal["auto", "flex", "flash", "cudnn", "products", "sdpa"] = "auto"
     """Form of attention: flex, flash or cudnn on CUDA, products or sdpa on a CPU; auto chooses by what the device
     supports."""
@@ -75,7 +84,8 @@ class ParallelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fp8(self) -> "ParallelConfig":
-        """`precision: fp8` does not work with `zero1`, `zero2` and `zero3`, nor with `tensor` above 1."""
+        """`precision: fp8` needs `compile: true`. It does not work with `zero1`, `zero2` and `zero3`, nor with `tensor`
+        above 1. `fp8_scaling` is for `precision: fp8`."""
         if self.precision == "fp8" and self.engine.startswith("zero"):
             self._only_with("single, ddp or fsdp2", "precision", "bf16", "torchao's layers do not support DeepSpeed")
         if self.precision == "fp8" and self.tensor != 1:
@@ -83,6 +93,57 @@ class ParallelConfig(BaseModel):
                 f"precision (fp8) does not work with tensor ({self.tensor}): layers in fp8 cannot be split yet; "
                 "set precision to bf16, or tensor to 1"
             )
+        if self.precision == "fp8" and not self.compile:
+            raise ValueError(
+                "precision (fp8) needs compile (false): without the compiler each cast to fp8 is an operation of its "
+                "own, and a step takes longer than in bf16; set compile to true, or precision to bf16"
+            )
+        if self.precision != "fp8" and self.fp8_scaling != "rowwise":
+            raise ValueError(
+                f"fp8_scaling ({self.fp8_scaling}) has no effect while precision is {self.precision}; "
+                "set precision to fp8, or fp8_scaling to rowwise"
+            )
+        return self
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether fsdp2 gathers the matrices of blocks in fp8. torchao can do so with one scale for each tensor."""
+        return self.engine == "fsdp2" and self.precision == "fp8" and self.fp8_scaling == "tensorwise"
+
+    @model_validator(mode="after")
+    def _async(self) -> "ParallelConfig":
+        """`async_tensor: true` needs `tensor` above 1 and `compile: true`."""
+        if self.async_tensor and (self.tensor == 1 or not self.compile):
+            raise ValueError(
+                f"async_tensor (true) needs tensor ({self.tensor}) above 1 and compile ({_yaml(self.compile)}): the "
+                "compiler joins the exchanges of tensor parallelism with products; set compile to true and tensor to 2 "
+                "or more, or async_tensor to false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _graphs(self) -> "ParallelConfig":
+        """`cuda_graphs: true` is for `single` and `ddp`, with `tensor: 1`, `activation_checkpointing: none` and another
+        `attention` than `flash`."""
+        if not self.cuda_graphs:
+            return self
+        if self.engine not in ("single", "ddp"):
+            self._only_with("single or ddp", "cuda_graphs", False, "the other engines gather weights in each pass")
+        for name, neutral, works, reason in (
+            ("tensor", 1, self.tensor == 1, "a graph has no collectives"),
+            (
+                "activation_checkpointing",
+                "none",
+                self.activation_checkpointing == "none",
+                "graphs are for small models",
+            ),
+            ("attention", "auto", self.attention != "flash", "that form waits for the device in each micro batch"),
+        ):
+            if not works:
+                raise ValueError(
+                    f"cuda_graphs (true) does not work with {name} ({getattr(self, name)}): {reason}; "
+                    f"set cuda_graphs to false, or {name} to {neutral}"
+                )
         return self
 
     @model_validator(mode="after")

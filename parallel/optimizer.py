@@ -5,6 +5,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from parallel.sharded import plain
+
 
 class EngineOptimizer(Optimizer):
     """A torch optimizer that creates and names its own state. A subclass implements `new_state` and `step`.
@@ -23,7 +25,12 @@ class EngineOptimizer(Optimizer):
         """Fill `self.state` for all parameters. Engines call it before the first step: a checkpoint may need it."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter] = self.new_state(parameter.detach(), group)
+                self.state[parameter] = self.new_state(plain(parameter.detach()), group)
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of each group: `lr` times the group's own `lr_scale`, if it has one."""
+        for group in self.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """See `torch.optim.Optimizer`."""

@@ -23,7 +23,25 @@ def as_sharded(tensor: Tensor) -> "DTensor | None":
 def local_part(tensor: Tensor) -> Tensor:
     """The elements that this rank holds."""
     sharded = as_sharded(tensor)
-    return tensor if sharded is None else sharded.to_local()
+    return tensor if sharded is None else _unwrapped(sharded.to_local())
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor without torchao's wrapper around its elements, in the same memory. Not differentiable."""
+    sharded = as_sharded(tensor)
+    if sharded is None or _unwrapped(held := sharded.to_local()) is held:
+        return tensor
+    size, stride = sharded.size(), sharded.stride()
+    return type(sharded).from_local(
+        _unwrapped(held), sharded.device_mesh, sharded.placements, run_check=False, shape=size, stride=stride
+    )
+
+
+def _unwrapped(local: Tensor) -> Tensor:
+    """The fp32 tensor inside the one that FSDP2 gathers in fp8 (`parallel/engines/fp8.py`); others as they are."""
+    module = sys.modules.get("torchao.float8.fsdp_utils")
+    is_wrapper = module is not None and isinstance(local, module.WeightWithDynamicFloat8CastTensor)
+    return cast("Any", local)._tensor if is_wrapper else local
 
 
 def whole_of(tensor: Tensor) -> Tensor:

@@ -28,14 +28,30 @@ class DeviceBatch:
     arrived: torch.cuda.Event | None = None
     """End of the copy; None if the copy was not made on a separate stream."""
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in the order of the fields."""
+        return self.tokens_BT, self.labels_BT, self.positions_BT, self.documents_BT, self.sources_B
+
     def await_copy(self) -> None:
         """Make the current stream wait for the copy. The host does not wait."""
         if self.arrived is None:
             return
         stream = torch.cuda.current_stream(self.tokens_BT.device)
         stream.wait_event(self.arrived)
-        for tensor in (self.tokens_BT, self.labels_BT, self.positions_BT, self.documents_BT, self.sources_B):
+        for tensor in self.tensors:
             tensor.record_stream(stream)  # its memory belongs to the copy stream, which must not reuse it too early
+
+    def copy(self) -> "DeviceBatch":
+        """The same values in memory of its own."""
+        self.await_copy()
+        return DeviceBatch(*(tensor.clone() for tensor in self.tensors), arrived=None)
+
+    def fill(self, other: "DeviceBatch") -> None:
+        """Take over the values of a batch of the same shapes."""
+        other.await_copy()
+        for own, new in zip(self.tensors, other.tensors, strict=True):
+            own.copy_(new)
 
 
 def to_device(batch: Batch, device: torch.device) -> DeviceBatch:

@@ -13,17 +13,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel.analysis.formulas import Parameters, state_bytes, traffic_bytes
+from parallel.analysis.live_bytes import LiveBytes
 from parallel.analysis.traffic import TrafficCounter
 from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.engine import BatchLoss, LossFn, Trainable
 from parallel.engines.blocks import apply_to_blocks
+from parallel.engines.fp8 import in_fp8
 from parallel.engines.fsdp2 import materialise, shard_model, wrap_in_engine
 from parallel.engines.single import wrap_whole_model
 from parallel.engines.torch_engine import TorchEngine
@@ -54,6 +56,8 @@ class RankDescription:
     """Bytes per step by kind of collective, by the formula, without the traffic of tensor parallelism."""
     counted_traffic: dict[str, int] | None
     """The same, counted in the fake step, with the traffic of tensor parallelism; None if no step was taken."""
+    counted_peak_bytes: int | None = None
+    """Most bytes that tensors held at the same time in the last micro batch, on a CPU; None if not counted."""
 
 
 def describe_rank(
@@ -64,15 +68,20 @@ def describe_rank(
     rank: int,
     micro_batches: Callable[[Runtime], list[Any]],
     loss_fn: LossFn,
+    with_peak: bool = False,
 ) -> RankDescription:
     """Simulate rank `rank` of `world_size`. Raises LaunchError if the recipe does not fit the world.
 
     `micro_batches(runtime)` makes the micro batches of one step, on CPU. Nothing is compiled: that changes neither what
-    a rank holds nor what it sends."""
-    config = config.model_copy(update={"compile": False, "activation_memory_budget": 1.0})
+    a rank holds nor what it sends. `with_peak`: count live bytes too, which takes another fake step."""
+    config = config.model_copy(
+        update={"compile": False, "activation_memory_budget": 1.0, "cuda_graphs": False, "async_tensor": False}
+    )
     if not 0 <= rank < world_size:
         raise LaunchError(f"--fake-rank ({rank}) must be at least 0 and below --fake-world ({world_size})")
     layout = resolve_layout(config, world_size)
+    if config.gathers_fp8:  # the other forms of fp8 hold and send what bf16 does
+        trainable = in_fp8(trainable, config, emulate=True)
     with fake_group(world_size, rank), torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
         mesh = build_mesh(layout, "cpu")
         world = World(rank, world_size, 0, 1, "", 0, "fake")
@@ -86,11 +95,17 @@ def describe_rank(
         engine_of = _prepare(model, config, runtime, trainable)
         counts = count_parameters(model)
         batches = micro_batches(runtime)
-        traffic, counted, held = None, None, counts.all // layout.shard
+        traffic, counted, held, peak = None, None, counts.all // layout.shard, None
         if engine_of is not None:
             whole_copies = config.engine == "ddp" and layout.tensor == 1
             all_alike = whole_copies or (config.reduce_every_micro_batch and layout.replicate == 1)
-            traffic, counted, held = _fake_step(model, engine_of, batches, loss_fn, all_alike)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                materialise(model, torch.device("cpu"))
+                engine = engine_of()
+                traffic = _count_step(engine, batches, loss_fn, all_alike)
+                counted, held = _held(engine)
+                if with_peak:
+                    peak = _count_peak(engine, batches, loss_fn, config)
             if whole_copies and world_size > 1:
                 traffic |= {"all_reduce": 4 * held}  # DDP's buckets carry every fp32 gradient once
         return RankDescription(
@@ -102,6 +117,7 @@ def describe_rank(
             counted_state_bytes=counted,
             traffic=traffic_bytes(config, layout, counts, len(batches)),
             counted_traffic=traffic,
+            counted_peak_bytes=peak,
         )
 
 
@@ -156,18 +172,33 @@ def _optimizer_bytes(optimizer: EngineOptimizer) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _fake_step(
-    model: nn.Module, engine_of: Callable[[], TorchEngine], batches: list[Any], loss_fn: LossFn, all_alike: bool
-) -> tuple[dict[str, int], int, int]:
-    """Traffic of the forward and backward passes; bytes of state at their end; elements of fp32 weights."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        materialise(model, torch.device("cpu"))
-        engine = engine_of()
-        traffic = _count_step(engine, batches, loss_fn, all_alike)
-    weights = [local_part(parameter.detach()) for parameter in model.parameters()]
-    gradients = [local_part(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+def _held(engine: TorchEngine) -> tuple[int, int]:
+    """Bytes of weights, gradients and optimizer state; elements of fp32 weights."""
+    weights, gradients = _weights_and_gradients(engine)
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*weights, *gradients))
-    return traffic, size + _optimizer_bytes(engine.optimizer), sum(tensor.numel() for tensor in weights)
+    return size + _optimizer_bytes(engine.optimizer), sum(tensor.numel() for tensor in weights)
+
+
+def _weights_and_gradients(engine: TorchEngine) -> tuple[list[Tensor], list[Tensor]]:
+    """This rank's parts of them."""
+    parameters = list(engine.model.parameters())
+    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    return [local_part(parameter.detach()) for parameter in parameters], gradients
+
+
+def _count_peak(engine: TorchEngine, batches: list[Any], loss_fn: LossFn, config: ParallelConfig) -> int:
+    """Most live bytes in the last micro batch of a step. A step has been taken before.
+
+    That step left its gradients, as earlier micro batches do. DTensor has cached how it splits operations, which it
+    finds out on whole fake tensors."""
+    if len(batches) == 1 or not config.reduce_every_micro_batch:
+        engine.optimizer.zero_grad(set_to_none=config.engine != "ddp")
+    last = batches[-1:] if config.reduce_every_micro_batch else batches[-2:]
+    state = [tensor for tensors in engine.optimizer.state.values() for tensor in tensors.values()]
+    weights, gradients = _weights_and_gradients(engine)
+    with LiveBytes([*weights, *gradients, *map(local_part, state)]) as live:
+        engine.forward_backward(last, loss_fn, 1.0)
+    return live.peak
 
 
 def _count_step(engine: TorchEngine, batches: list[Any], loss_fn: LossFn, all_alike: bool) -> dict[str, int]:

@@ -78,8 +78,9 @@ def traffic_bytes(
         case "ddp":
             moved = {"all_reduce": GRADIENT * parameters.all}
         case "fsdp2":
+            in_blocks = 1 if config.gathers_fp8 else w
             moved = {
-                "all_gather": passes * w * (parameters.all + again),
+                "all_gather": passes * (w * parameters.outer + in_blocks * (parameters.blocks + again)),
                 "reduce_scatter": reductions * GRADIENT * parameters.all,
             }
             if layout.shard == 1:

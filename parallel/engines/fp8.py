@@ -1,25 +1,38 @@
 """Matrix products of the blocks in fp8, by torchao, on Hopper and newer.
 
-| part                                             | precision                                               |
-| ------------------------------------------------ | ------------------------------------------------------- |
-| linear layers inside blocks                      | fp8: inputs and weights e4m3, gradients of outputs e5m2 |
-| embedding, norms, attention, head, loss          | bf16, as under `precision: bf16`                        |
-| masters, gradients, reduction, optimizer state   | fp32, as under every precision                          |
+| part                                             | precision                                  |
+| ------------------------------------------------ | ------------------------------------------ |
+| linear layers inside blocks                      | fp8, by `parallel.fp8_scaling`             |
+| embedding, norms, attention, head, loss          | bf16, as under `precision: bf16`           |
+| masters, gradients, reduction, optimizer state   | fp32, as under every precision             |
 
-Weights are cast to bf16 once a step; FSDP2 gathers them in bf16. Each product casts weights and activations to fp8 and
-scales each tensor by its own largest value (torchao's recipe `tensorwise`). Use it with `compile: true`, which fuses
-the casts with the operations before them.
+| `parallel.fp8_scaling` | scales                                   | types of values          | FSDP2 gathers |
+| ---------------------- | ---------------------------------------- | ------------------------ | ------------- |
+| rowwise                | one for each row or column that is added up, a power of two | e4m3  | bf16          |
+| tensorwise             | one for each tensor                      | e4m3, gradients e5m2     | fp8           |
 
-torchao replaces each `nn.Linear` by a `Float8Linear` with the same parameter objects. So names, shapes, initial values
-and checkpoints are those of any other precision, and a run may change its precision when it resumes.
+With one scale for each tensor, a single large value costs all others precision. With one for each row it costs only
+those of its row. A matrix has different rows in its forward and in its backward product, so its fp8 values are not the
+same in both, and FSDP2 cannot gather them. `parallel.compile` must be true: it fuses the casts with the operations
+before them.
+
+In the tensorwise form, FSDP2 gathers one byte for each element of a matrix in a block. Each rank casts its own rows by
+the scale of the whole matrix. All scales come from one small all-reduce before the passes of a step (`compute_scales`).
+
+torchao replaces each `nn.Linear` by a `Float8Linear` with a parameter of the same name, shape and initial values. So
+checkpoints are those of any other precision, and a run may change its precision when it resumes.
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
+from parallel.config import ParallelConfig
+from parallel.engine import Trainable
 from parallel.errors import LaunchError
 
 NEEDED = (9, 0)
@@ -58,13 +71,45 @@ def silence_torchao() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def build_in_fp8(build: Callable[[], nn.Module], *, emulate: bool = False) -> nn.Module:
-    """The model with the linear layers of its blocks in fp8, before an engine wraps it.
+def in_fp8(trainable: Trainable, config: ParallelConfig, *, emulate: bool = False) -> Trainable:
+    """The same with the linear layers of its blocks in fp8. Raises LaunchError without torchao.
 
-    `emulate`: round to fp8 but multiply in fp32, on any device. Tests use it."""
+    `emulate`: round to fp8 but multiply in fp32, on any device."""
+    _import_torchao()
+    return replace(trainable, build=partial(_build, trainable.build, config, emulate))
+
+
+def _build(build: Callable[[], nn.Module], config: ParallelConfig, emulate: bool) -> nn.Module:
+    """The model with the linear layers of its blocks in fp8, before an engine wraps it."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+    form = replace(
+        Float8LinearConfig.from_recipe_name(config.fp8_scaling),
+        emulate=emulate,
+        enable_fsdp_float8_all_gather=config.gathers_fp8,
+    )
     model = build()
     for block in model.get_submodule("layers").children():
-        convert_to_float8_training(block, config=Float8LinearConfig(emulate=emulate))
+        convert_to_float8_training(block, config=form)
     return model
+
+
+def require_equal_parts(model: nn.Module, ranks: int) -> None:
+    """Raise LaunchError if FSDP2 cannot cut the matrices in blocks into equal parts: torchao gathers no others."""
+    for block in model.get_submodule("layers").children():
+        for name, matrix in block.named_parameters():
+            if matrix.dim() == 2 and len(matrix) % ranks:
+                raise LaunchError(
+                    f"parallel.fp8_scaling tensorwise needs matrices that {ranks} ranks of the shard axis cut evenly, "
+                    f"but {name} has {len(matrix)} rows; set parallel.fp8_scaling to rowwise, or parallel.shard to a "
+                    "divisor of the rows"
+                )
+
+
+def compute_scales(model: nn.Module) -> None:
+    """Compute the scales by which FSDP2 casts each matrix before it is gathered. Collective.
+
+    The matrices must be cut up, as they are before and after the passes of a step."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(model)

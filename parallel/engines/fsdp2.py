@@ -19,6 +19,8 @@ With `reduce_every_micro_batch` false, earlier micro batches send nothing and ke
 Memory per parameter and rank, in bytes, with S ranks on the shard axis: 4/S of weight, 4/S of gradient, and 1/S of the
 optimizer state (8 with AdamW). Units that are gathered (the outer one and one or two blocks) take w more.
 
+w is 1 for the matrices of blocks with `precision: fp8` and `fp8_scaling: tensorwise` (`fp8.py`).
+
 The model is built on the meta device, cut, and then filled slice by slice. No rank ever holds all of it.
 """
 
@@ -38,8 +40,9 @@ from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.engine import Trainable
 from parallel.engines.blocks import apply_to_blocks
+from parallel.engines.fp8 import compute_scales, require_equal_parts
 from parallel.engines.precision import DTYPES, LossScaler
-from parallel.engines.tensor_parallel import split_model
+from parallel.engines.tensor_parallel import exchange_beside_products, split_model
 from parallel.engines.torch_engine import TorchEngine, build_without_values
 from parallel.mesh import limit_collectives
 
@@ -78,6 +81,7 @@ def wrap_in_engine(
         device=runtime.device,
         scaler=LossScaler() if config.precision == "fp16" else None,
         exchange=exchange,
+        before_passes=partial(compute_scales, model) if config.gathers_fp8 else lambda: None,
         after_evaluation=reshard_all,
     )
 
@@ -86,6 +90,10 @@ def shard_model(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> F
     """Cut each unit in place. Collective."""
     if mesh["tensor"].size() > 1:
         split_model(model, mesh["tensor"])
+    if config.async_tensor:
+        exchange_beside_products(mesh["tensor"])
+    if config.gathers_fp8:
+        require_equal_parts(model, mesh["shard"].size())
     apply_to_blocks(model, config)
     data_mesh = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
     # Do not cast inputs: cosine and sine of RoPE stay fp32.

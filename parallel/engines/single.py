@@ -12,6 +12,7 @@ from parallel.bootstrap import Runtime
 from parallel.config import ParallelConfig
 from parallel.engine import Trainable
 from parallel.engines.blocks import apply_to_blocks
+from parallel.engines.graphs import MicroBatchGraph, flat_gradients, record_on_cuda
 from parallel.engines.precision import DTYPES, LossScaler
 from parallel.engines.torch_engine import TorchEngine, build_without_values
 
@@ -32,4 +33,6 @@ def wrap_whole_model(model: nn.Module, config: ParallelConfig, runtime: Runtime,
         working_dtype=DTYPES[config.precision],
         scaler=LossScaler() if config.precision == "fp16" else None,
         exchange=lambda _is_last: nullcontext(),
+        graph=MicroBatchGraph(flat_gradients(model), record_on_cuda) if config.cuda_graphs else None,
+        keep_gradients=config.cuda_graphs,
     )

@@ -18,11 +18,16 @@ A module class states how it is split in `tensor_plan`: from the name of a part 
 In a block and micro batch, the forward pass has two all-gathers and two reduce-scatters of the (B, T, D) activations.
 The backward pass has the same, mirrored. The loss exchanges three numbers per token.
 
+With `parallel.async_tensor` the compiler joins an exchange with the products that read or make its data, and the peers
+read each other's memory part by part, while they compute. In a block these are all exchanges of the forward pass and
+both gathers of the backward pass. Its reduce-scatters add up several products, so they stay as they are.
+
 Peers draw the same random numbers. Dropout acts where activations are cut along T: each peer draws the mask of the
 whole sequence and uses its part of it. So each token has a mask of its own, the same for any N.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -72,6 +77,18 @@ def split_model(model: nn.Module, tensor_mesh: DeviceMesh) -> None:
             module.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
     group = tensor_mesh.get_group()
     model.loss_by_row = partial(cross_entropy_by_row, group=group)  # pyright: ignore[reportArgumentType]
+
+
+def exchange_beside_products(tensor_mesh: DeviceMesh) -> None:
+    """Let later compilations join exchanges with products, and the peers use each other's memory (symmetric memory)."""
+    import torch._inductor.config
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    torch._inductor.config._micro_pipeline_tp = True
+    with warnings.catch_warnings():
+        # torch 2.13 says that the call is not needed, but its compiler joins exchanges of such groups alone.
+        warnings.filterwarnings("ignore", "`enable_symm_mem_for_group` is deprecated", FutureWarning)
+        enable_symm_mem_for_group(tensor_mesh.get_group().group_name)
 
 
 class _Waited(torch.autograd.Function):

@@ -6,6 +6,7 @@ The three differ in how they wrap the module and in when gradients move between 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from parallel.engine import CheckpointTensor, InitialValue, LossFn, NormLimit, no_limit
 from parallel.engines.clipping import clip_factor, global_norm
+from parallel.engines.graphs import MicroBatchGraph
 from parallel.engines.initial import fill_model
 from parallel.engines.precision import LossScaler, working_weights
 from parallel.optimizer import EngineOptimizer
-from parallel.sharded import local_part
+from parallel.sharded import local_part, plain
 
 
 class TorchEngine:
@@ -33,14 +35,17 @@ class TorchEngine:
         working_dtype: torch.dtype = torch.float32,
         scaler: LossScaler | None = None,
         exchange: Callable[[bool], AbstractContextManager[None]],
+        before_passes: Callable[[], None] = lambda: None,
+        graph: MicroBatchGraph | None = None,
         after_evaluation: Callable[[], None] = lambda: None,
         keep_gradients: bool = False,
     ) -> None:
         """Create the optimizer state.
 
         `called`: the module that the loss function calls; by default the model. `exchange(is_last)`: the context of
-        each micro batch, which moves gradients between ranks when they must. `keep_gradients`: zero gradients in place
-        instead of freeing them."""
+        each micro batch, which moves gradients between ranks when they must. `before_passes` is called before the
+        passes of a step and of an evaluation, when the weights may have changed. `graph` replays the passes of each
+        micro batch. `keep_gradients`: zero gradients in place instead of freeing them."""
         self.model = model
         self.optimizer = optimizer
         self._device = device
@@ -48,6 +53,8 @@ class TorchEngine:
         self._working_dtype = working_dtype
         self._scaler = scaler
         self._exchange = exchange
+        self._before_passes = before_passes
+        self._graph = graph
         self._after_evaluation = after_evaluation
         self._keep_gradients = keep_gradients
         self._parameters = dict(model.named_parameters())
@@ -61,14 +68,32 @@ class TorchEngine:
         """See `Engine.forward_backward`. Collective."""
         if self._scaler is not None:
             scale *= self._scaler.scale.item()
-        sums: list[Tensor] = []
+        self._before_passes()
+        graph = self._graph
+        if graph is not None:
+            passes = partial(self._passes_and_casts, loss_fn)
+            return self._sum(micro_batches, lambda batch: graph.run(passes, batch, scale))
         with working_weights(self.model, self._working_dtype):
-            for index, batch in enumerate(micro_batches):
-                with self._exchange(index == len(micro_batches) - 1):
-                    loss = loss_fn(self._called, batch)
-                    (loss.objective * scale).backward()
-                sums.append(loss.sums.detach().float())
+            return self._sum(micro_batches, lambda batch: self._passes(loss_fn, batch, scale))
+
+    def _sum(self, micro_batches: Sequence[Any], run: Callable[[Any], Tensor]) -> Tensor:
+        """Run the passes of each micro batch, and add up what they return."""
+        sums: list[Tensor] = []
+        for index, batch in enumerate(micro_batches):
+            with self._exchange(index == len(micro_batches) - 1):
+                sums.append(run(batch))
         return torch.stack(sums).sum(dim=0)
+
+    def _passes(self, loss_fn: LossFn, batch: Any, scale: float | Tensor) -> Tensor:
+        """The forward and backward pass of a micro batch; returns its sums."""
+        loss = loss_fn(self._called, batch)
+        (loss.objective * scale).backward()
+        return loss.sums.detach().float()
+
+    def _passes_and_casts(self, loss_fn: LossFn, batch: Any, scale: Tensor) -> Tensor:
+        """The same with the casts of the weights, which under a graph are repeated for each micro batch."""
+        with working_weights(self.model, self._working_dtype):
+            return self._passes(loss_fn, batch, scale)
 
     @torch.no_grad()
     def step(
@@ -85,8 +110,7 @@ class TorchEngine:
             factor = clip_factor(norm, max_grad_norm) * unscale
             if factor != 1.0:
                 torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            self.optimizer.set_lr(lr)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self._keep_gradients)
         return norm
@@ -95,6 +119,7 @@ class TorchEngine:
     def evaluate(self, batch: Any, loss_fn: LossFn) -> Tensor:
         """See `Engine.evaluate`. Collective."""
         self._called.eval()
+        self._before_passes()
         with working_weights(self.model, self._working_dtype):
             sums = loss_fn(self._called, batch).sums.float()
         self._called.train()
@@ -105,7 +130,7 @@ class TorchEngine:
         """See `Engine.state`."""
         state: dict[str, CheckpointTensor] = {}
         for name, parameter in self._parameters.items():
-            state[f"model.{name}"] = parameter.detach()
+            state[f"model.{name}"] = plain(parameter.detach())
             for key, value in self.optimizer.state[parameter].items():
                 state[f"optim.{name}.{key}"] = value
         return state | (self._scaler.state() if self._scaler is not None else {})

@@ -93,7 +93,7 @@ def skip_in_one(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _snapshot(engine: Engine, *, scaler: bool = False) -> list[Tensor]:
-    return [tensor.clone() for name, tensor in _parts(engine).items() if scaler or not name.startswith("scaler.")]
+    return [tensor.clone() for name, tensor in parts_of(engine).items() if scaler or not name.startswith("scaler.")]
 
 
 def _equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
@@ -113,13 +113,13 @@ def reload_one(settings: dict[str, Any]) -> bool:
     one_step(first, runtime, 0)
     one_step(second, runtime, 2)  # another state
     saved = _snapshot(first, scaler=True)
-    for tensor, value in zip(_parts(second).values(), saved, strict=True):
+    for tensor, value in zip(parts_of(second).values(), saved, strict=True):
         tensor.copy_(value)
     second.refresh_working_weights()
     return [one_step(first, runtime, step) for step in (1, 2)] == [one_step(second, runtime, step) for step in (1, 2)]
 
 
-def _parts(engine: Engine) -> dict[str, Tensor]:
+def parts_of(engine: Engine) -> dict[str, Tensor]:
     """The part of the state that this rank keeps, as plain tensors that share its memory."""
     parts: dict[str, Tensor] = {}
     for name, tensor in engine.state().items():

@@ -24,6 +24,7 @@ from parallel.fragments import FlatFragment
 from parallel.layout import resolve_layout
 from parallel.mesh import build_mesh, data_parallel_group
 from train.device_batch import DeviceBatch, loss_by_source, to_device
+from train.evaluation.validation import averaged
 from train.model.config import ModelConfig
 from train.model.gpt import GPT, initial_value
 from train.model.mlp import Auxiliary, SwiGLU
@@ -77,14 +78,16 @@ def build_reporting(config: ModelConfig) -> GPT:
     return model
 
 
-def trainable(*, reporting: bool = False, algorithm: Any = "adamw", **model: Any) -> Trainable:
+def trainable(
+    *, reporting: bool = False, algorithm: Any = "adamw", ema_decay: float | None = None, **model: Any
+) -> Trainable:
     """The tiny GPT, with the given model settings. `reporting`: its blocks report an auxiliary loss and metrics."""
     shape: dict[str, Any] = {"vocab_size": V, "seq_len": T, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_model": 64}
     config = ModelConfig(**{**shape, **model})
     return Trainable(
         build=lambda: build_reporting(config) if reporting else GPT(config),
         initial_value=lambda name, pairs: initial_value(name, pairs, config, seed=1),
-        optimizer=lambda module: build_optimizer(module, OptimConfig(lr=LR, algorithm=algorithm)),
+        optimizer=lambda module: build_optimizer(module, OptimConfig(lr=LR, algorithm=algorithm, ema_decay=ema_decay)),
     )
 
 
@@ -142,14 +145,18 @@ def train(config: ParallelConfig, steps: int = 10, **model: Any) -> dict[str, An
     before = {name: whole(tensor) for name, tensor in engine.state().items()}
     curve = [one_step(engine, runtime, step) for step in range(steps)]
     validation = engine.evaluate(micro_batches(1, runtime, number=1)[0][0], LOSS)
+    with averaged(engine):  # the weights themselves, if there is no average
+        of_average = engine.evaluate(micro_batches(1, runtime, number=1)[0][0], LOSS)
     after = {name: whole(tensor) for name, tensor in engine.state().items()}
     engine.close()
     evaluated = sum_over_ranks(validation, runtime.data_parallel_group)
+    evaluated_average = sum_over_ranks(of_average, runtime.data_parallel_group)
     return {
         "losses": [sum(sums_R[:2]) for sums_R, _ in curve],
         "metrics": [sums_R[2:] for sums_R, _ in curve],
         "norms": [norm for _, norm in curve],
         "validation": evaluated.cpu(),
+        "validation of the average": evaluated_average.cpu(),
         "before": before,
         "after": after,
     }

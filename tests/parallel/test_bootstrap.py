@@ -95,6 +95,59 @@ def test_a_head_node_whose_name_fits_none_of_its_addresses_is_an_error(monkeypat
         bootstrap.bind_interfaces(World(0, 4, 0, 2, "here", 29500, "slurm"), {})
 
 
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GLOO_SOCKET_IFNAME", "lo"),
+        ("GLOO_SOCKET_IFNAME", "eth0,lo"),
+        ("NCCL_SOCKET_IFNAME", "=lo"),
+    ],
+)
+def test_loopback_is_refused_for_ranks_on_several_machines(name: str, value: str) -> None:
+    with pytest.raises(
+        LaunchError, match=rf"{name} \({value}\) names the loopback interface, but the 4 ranks .*; unset it, or set it"
+    ):
+        bootstrap.bind_interfaces(World(2, 4, 0, 2, "there", 29500, "slurm"), {name: value})
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("value", ["^lo", "lowpan0"])
+def test_an_interface_that_is_not_loopback_is_accepted(value: str) -> None:
+    env = {"NCCL_SOCKET_IFNAME": value}
+    bootstrap.bind_interfaces(World(2, 4, 0, 2, "there", 29500, "slurm"), env)
+    assert env == {"NCCL_SOCKET_IFNAME": value, "GLOO_SOCKET_IFNAME": "eth0"}
+
+
+def join_that_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Join a process group of two ranks, in which gloo raises an error."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(bootstrap, "_store", lambda *_: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", fail)
+    bootstrap._join(World(1, 2, 0, 1, "there", 29500, "slurm"), torch.device("cpu"), 5.0)
+
+
+def test_ranks_whose_addresses_do_not_reach_each_other_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo raises a plain RuntimeError here, with a stack of C++ frames."""
+    message = (
+        "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] no error\nframe"
+    )
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    with pytest.raises(LaunchError) as found:
+        join_that_raises(monkeypatch, RuntimeError(message))
+    assert "\n" not in str(found.value)
+    assert "rank 1 of 2 could not connect to the other ranks at there:29500: Gloo connectFullMesh" in str(found.value)
+    assert str(found.value).endswith("check that GLOO_SOCKET_IFNAME (eth1) connects the machines, without a firewall")
+
+
+def test_any_other_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match=r"^trying to initialize .* twice!$"):
+        join_that_raises(monkeypatch, RuntimeError("trying to initialize the default process group twice!"))
+
+
 def test_single_needs_no_process_group() -> None:
     world = World(0, 1, 0, 1, "127.0.0.1", 0, "single")
     runtime = start(ParallelConfig(engine="single", device="cpu"), world)

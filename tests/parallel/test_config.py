@@ -36,6 +36,38 @@ MODEL = {"seq_len": 64, "n_heads": 8, "n_kv_heads": 2, "d_model": 64, "d_ff": 12
             r"precision \(fp8\) is for engine single, ddp or fsdp2, not zero3: .*; set .* or precision to bf16",
         ),
         (
+            {"async_tensor": True, "compile": True},
+            r"async_tensor \(true\) needs tensor \(1\) above 1 and compile \(true\): .*, or async_tensor to false",
+        ),
+        (
+            {"async_tensor": True, "tensor": 2},
+            r"async_tensor \(true\) needs tensor \(2\) above 1 and compile \(false\): ",
+        ),
+        (
+            {"cuda_graphs": True},
+            r"cuda_graphs \(true\) is for engine single or ddp, not fsdp2: .* cuda_graphs to false",
+        ),
+        (
+            {"engine": "ddp", "cuda_graphs": True, "tensor": 2},
+            r"cuda_graphs \(true\) does not work with tensor \(2\): .*; set cuda_graphs to false, or tensor to 1",
+        ),
+        (
+            {"engine": "single", "cuda_graphs": True, "activation_checkpointing": "full"},
+            r"does not work with activation_checkpointing \(full\): .*, or activation_checkpointing to none",
+        ),
+        (
+            {"engine": "single", "cuda_graphs": True, "attention": "flash"},
+            r"does not work with attention \(flash\): that form waits for the device .*, or attention to auto",
+        ),
+        (
+            {"precision": "fp8"},
+            r"precision \(fp8\) needs compile \(false\): .*; set compile to true, or precision to bf16",
+        ),
+        (
+            {"fp8_scaling": "tensorwise"},
+            r"fp8_scaling \(tensorwise\) has no effect while precision is bf16; set precision to fp8, or fp8",
+        ),
+        (
             {"tensor": 2, "precision": "fp8"},
             r"precision \(fp8\) does not work with tensor \(2\): .*; set precision to bf16, or tensor to 1",
         ),
@@ -71,7 +103,8 @@ def test_a_model_that_can_be_split_evenly_is_accepted() -> None:
     ],
 )
 def test_fp8_accepts_only_sizes_that_are_multiples_of_16(change: dict[str, int], text: str) -> None:
-    ParallelConfig(precision="fp8").check_model(**MODEL)
+    in_fp8 = ParallelConfig(precision="fp8", compile=True)
+    in_fp8.check_model(**MODEL)
     ParallelConfig(precision="bf16").check_model(**MODEL | change)
     with pytest.raises(ValueError, match=text):
-        ParallelConfig(precision="fp8").check_model(**MODEL | change)
+        in_fp8.check_model(**MODEL | change)

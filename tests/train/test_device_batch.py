@@ -54,6 +54,17 @@ def test_the_loss_waits_for_the_copy_before_the_model_reads_it() -> None:
     assert loss.objective.item() == 92.0 + 28.0 + 156.0
 
 
+def test_a_copy_has_memory_of_its_own_and_takes_over_other_values() -> None:
+    first, second = (to_device(a_batch(token), torch.device("cpu")) for token in (0, 100))
+    copy = first.copy()
+    addresses = [tensor.data_ptr() for tensor in copy.tensors]
+    assert not set(addresses) & {tensor.data_ptr() for tensor in first.tensors}
+    copy.fill(second)
+    assert [tensor.data_ptr() for tensor in copy.tensors] == addresses
+    assert all(torch.equal(own, new) for own, new in zip(copy.tensors, second.tensors, strict=True))
+    assert first.tokens_BT[0, 0] == 0
+
+
 def test_an_auxiliary_loss_joins_the_objective_and_metrics_follow_the_losses() -> None:
     class Model(nn.Module):
         def forward(self, tokens_BT: Tensor, *_: Any) -> tuple[Tensor, Auxiliary]:

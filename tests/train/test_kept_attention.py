@@ -36,6 +36,16 @@ def test_a_resumed_run_keeps_its_form_unless_the_recipe_names_another(
     assert events == [("attention", {"form": kept})]
 
 
+@pytest.mark.parametrize(("graphs", "kept"), [("false", "flash"), ("true", "flex")])
+def test_a_run_with_cuda_graphs_does_not_keep_a_form_that_waits_for_the_device(graphs: str, kept: str) -> None:
+    overrides = ["parallel.engine=ddp", "parallel.activation_checkpointing=none", f"parallel.cuda_graphs={graphs}"]
+    choice = AttentionChoice("flex")
+    runtime: Any = SimpleNamespace(device=torch.device("cuda"))
+    progress = SavedProgress(1, 1, None, {"attention": "flash"})
+    _keep_attention(choice, load_recipe(LAPTOP, overrides), runtime, progress, lambda *_, **__: None)  # pyright: ignore[reportArgumentType]
+    assert choice.form == kept
+
+
 def test_the_model_computes_in_the_chosen_form() -> None:
     recipe = load_recipe(LAPTOP, ["model.n_layers=1"])
     choice = AttentionChoice("products")

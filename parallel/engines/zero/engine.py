@@ -116,8 +116,7 @@ class ZeroEngine:
         self, lr: float, max_grad_norm: float, norm_limit: NormLimit = no_limit, values: Tensor | None = None
     ) -> float:
         """See `Engine.step`. Collective."""
-        for group in self._inner.param_groups:
-            group["lr"] = lr
+        self._inner.set_lr(lr)
         self._optimizer.clip_grad = max_grad_norm
         totals = None if values is None else sum_over_ranks(values)
         self._norm_limit = cache(lambda: norm_limit([] if totals is None else totals.tolist()))

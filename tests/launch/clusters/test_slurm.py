@@ -118,10 +118,30 @@ def test_the_script_starts_health_check_and_run_in_each_kind_of_container(
     assert sum(line.startswith("apptainer ") for line in calls) == (6 if wrapped else 0)
 
 
+@pytest.mark.parametrize(("cpus", "exported"), [("24", "24"), ("", "none")])
+def test_srun_gets_the_cpus_of_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cpus: str, exported: str
+) -> None:
+    """Since Slurm 22.05 srun ignores the job's `--cpus-per-task`, so all ranks of a node may share one core."""
+    (tmp_path / "srun").write_text('#!/bin/bash\necho "${SRUN_CPUS_PER_TASK-none}" >>"$CALLS"\n')
+    (tmp_path / "scontrol").write_text("#!/bin/bash\necho NodeAddr=10.0.0.1 JobState=RUNNING Reason=None\n")
+    (tmp_path / "python").write_text("#!/bin/bash\n")
+    for name in ("srun", "scontrol", "python"):
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "cluster.env").write_text(f"PYTHON={tmp_path}/python\nCPUS_PER_NODE=24\n")
+    script = rendered(capsys, "--cluster", str(tmp_path / "cluster.env"), f"runs_dir={tmp_path}/runs", "--ranks", "2")
+    assert "#SBATCH --cpus-per-task=24\n" in script  # from which Slurm sets SLURM_CPUS_PER_TASK
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SRUN"))}
+    env |= {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n1", "CALLS": str(tmp_path / "calls")}
+    env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | ({"SLURM_CPUS_PER_TASK": cpus} if cpus else {})
+    subprocess.run(["bash", "-c", script], env=env, check=True, capture_output=True)
+    assert (tmp_path / "calls").read_text().split() == [exported] * 2  # the health check and the run
+
+
 def test_a_sweep_is_an_array_with_one_override_a_task(capsys):
     script = rendered(capsys, "--sweep", "optim.lr=1e-3,2e-3,4e-3")
     assert "#SBATCH --array=0-2" in script
-    assert "SWEEP=(optim.lr=1e-3 optim.lr=2e-3 optim.lr=4e-3)" in script
+    assert "SWEEP=('lr-1e-3 optim.lr=1e-3' 'lr-2e-3 optim.lr=2e-3' 'lr-4e-3 optim.lr=4e-3')" in script
     assert "slurm-%A-%a.log" in script
     shellcheck(script)
 
@@ -129,7 +149,7 @@ def test_a_sweep_is_an_array_with_one_override_a_task(capsys):
 def test_two_sweeps_train_each_combination(capsys):
     script = rendered(capsys, "--sweep", "optim.lr=1e-3,2e-3", "--sweep", "train.seed=1,2")
     assert "#SBATCH --array=0-3" in script
-    tasks = [f"'optim.lr={lr} train.seed={seed}'" for lr in ("1e-3", "2e-3") for seed in (1, 2)]
+    tasks = [f"'lr-{lr}-seed-{seed} optim.lr={lr} train.seed={seed}'" for lr in ("1e-3", "2e-3") for seed in (1, 2)]
     assert f"SWEEP=({' '.join(tasks)})" in script
     shellcheck(script)
 
