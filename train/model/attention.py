@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask
 
 from train.errors import ConfigError
+from train.model.cache import LayerCache
 from train.model.kernels import cuda
 from train.model.kernels.cpu_products import cpu_attention, document_starts
 from train.model.kernels.cpu_sdpa import sdpa_attention
@@ -36,10 +37,10 @@ Form = Literal["flex", "flash", "cudnn", "products", "sdpa", "dense"]
 FORMS: dict[str, tuple[Form, ...]] = {"cuda": ("flex", "flash", "cudnn"), "cpu": ("products", "sdpa")}
 """The forms that each type of device can compute, besides `dense`."""
 
-Boundaries = Tensor | BlockMask
+Boundaries = Tensor | BlockMask | LayerCache
 """The boundaries of documents, which also tell the form. Each token's document start, (B, T), is int32 for `products`
 and int64 for `sdpa`. Offsets of documents, (N + 1,), are for `flash`, a block mask is for `flex`, and a dense mask of
-booleans for the others."""
+booleans for the others. A layer's cache has the mask of the new tokens."""
 
 
 @dataclass
@@ -102,6 +103,8 @@ def find_boundaries(documents_BT: Tensor, choice: AttentionChoice | None = None)
 
 def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, boundaries: Boundaries) -> Tensor:
     """softmax(q k / sqrt(E)) v over the keys that each query may see. Shape (B, T, H, E)."""
+    if isinstance(boundaries, LayerCache):
+        k_BTKE, v_BTKE, boundaries = boundaries.extended(k_BTKE, v_BTKE)
     if isinstance(boundaries, BlockMask):
         return cuda.flex(q_BTHE, k_BTKE, v_BTKE, boundaries)
     if boundaries.dtype == torch.int64:

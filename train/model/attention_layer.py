@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from train.model.attention import Boundaries, attend
 from train.model.config import ModelConfig
 from train.model.kernels.linear import Linear
+from train.model.mup import matrix_std, query_multiplier
 from train.model.norm import RMSNorm
 from train.model.parameters import Parameter, linear, residual_std, under
 from train.model.rope import rotate
@@ -41,6 +42,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.query_multiplier = query_multiplier(config)
         kv_width = config.kv_heads * config.head_dim
         self.query = Linear(config.d_model, config.d_model, bias=config.bias)
         self.key = Linear(config.d_model, kv_width, bias=config.bias)
@@ -52,7 +54,7 @@ class Attention(nn.Module):
     @staticmethod
     def declare(config: ModelConfig) -> dict[str, Parameter]:
         """The parameters, by name relative to this module."""
-        d, kv_width, std = config.d_model, config.kv_heads * config.head_dim, config.init_std
+        d, kv_width, std = config.d_model, config.kv_heads * config.head_dim, matrix_std(config)
         gain = {"weight": Parameter((config.head_dim,), "gain")}
         return {
             **under("query", linear(d, d, std=std, bias=config.bias)),
@@ -79,5 +81,7 @@ class Attention(nn.Module):
             q_BTHE, k_BTKE = self.query_norm(q_BTHE), self.key_norm(k_BTKE)
         if rotation is not None:
             q_BTHE, k_BTKE = rotate(q_BTHE, rotation), rotate(k_BTKE, rotation)
+        if self.query_multiplier != 1.0:
+            q_BTHE = q_BTHE * self.query_multiplier
         out_BTHE = attend(q_BTHE, k_BTKE, v_BTKE, boundaries)
         return self.output(out_BTHE.reshape(B, T, -1))

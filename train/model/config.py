@@ -7,6 +7,14 @@ from pydantic import Field, model_validator
 from train.section import Section, nearest_multiple
 
 
+class MupConfig(Section):
+    """Maximal update parametrization (muP): settings found at a small width also suit a large one."""
+
+    base_width: int = Field(gt=0, le=1 << 20)
+    """Width at which `optim.lr`, `optim.weight_decay`, `optim.eps` and `model.init_std` were found. They are scaled
+    from it to `model.d_model` (`train/model/mup.py`)."""
+
+
 class ModelConfig(Section):
     """The GPT model. GPT-2 style and Llama style are settings of the same model."""
 
@@ -46,6 +54,8 @@ class ModelConfig(Section):
     init_std: float = Field(default=0.02, gt=0)
     """Standard deviation of the initial matrices. Matrices that write to the residual stream get
     init_std / sqrt(2 n_layers)."""
+    mup: MupConfig | None = None
+    """Maximal update parametrization; null means the standard one."""
 
     @model_validator(mode="after")
     def _shapes(self) -> "ModelConfig":

@@ -1,6 +1,6 @@
 """The GPT, in GPT-2 style or Llama style by its settings.
 
-Shapes: B micro batch, T sequence, D d_model, V vocabulary, M metrics.
+Shapes: B micro batch, T sequence, D d_model, V vocabulary, M metrics, L layers.
 """
 
 import hashlib
@@ -13,11 +13,13 @@ from parallel.engines.normal import standard_normal
 from parallel.sharded import whole_of
 from train.model.attention import AttentionChoice, find_boundaries
 from train.model.block import Block
+from train.model.cache import Cache
 from train.model.config import ModelConfig
 from train.model.feed_forward import feed_forward_class
 from train.model.kernels.linear import Linear
 from train.model.loss import LossByRow, linear_cross_entropy_by_row
 from train.model.mlp import Auxiliary
+from train.model.mup import output_multiplier
 from train.model.norm import build_norm, declare_norm
 from train.model.parameters import Parameter, under
 from train.model.rope import rope_rotation
@@ -49,6 +51,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.n_layers)})
         self.norm = build_norm(config)
+        self.output_multiplier = output_multiplier(config)
         self.head = Head(config.d_model, config.vocab_size, bias=False)
         self.loss_by_row: LossByRow | None = None
         """Loss of logits. Tensor parallelism, which splits the vocabulary, sets its own here."""
@@ -71,19 +74,29 @@ class GPT(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(
-        self, tokens_BT: Tensor, positions_BT: Tensor, documents_BT: Tensor, labels_BT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        documents_BT: Tensor,
+        labels_BT: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Tensor | tuple[Tensor, Auxiliary]:
         """Logits_BTV; or, given labels, the summed loss of each sequence in nats, shape (B,), fp32.
+
+        With a cache, the tokens follow those that it has, at their positions, and each row is one document.
 
         If blocks report auxiliary losses or metrics, their sums over blocks come with the loss as `Auxiliary`."""
         x_BTD = self.embed(tokens_BT)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(positions_BT)
         x_BTD = self.dropout(x_BTD)
-        boundaries = find_boundaries(documents_BT, self.attention)
+        if cache is None:
+            boundaries_L = [find_boundaries(documents_BT, self.attention)] * len(self.layers)
+        else:
+            boundaries_L = cache.at(positions_BT)
         rotation = rope_rotation(positions_BT, self.config) if self.config.positions == "rope" else None
         auxiliary: Auxiliary | None = None
-        for layer in self.layers.values():
+        for layer, boundaries in zip(self.layers.values(), boundaries_L, strict=True):
             output = layer(x_BTD, boundaries, rotation)
             if isinstance(output, Tensor):
                 x_BTD = output
@@ -91,6 +104,8 @@ class GPT(nn.Module):
                 x_BTD, reported = output
                 auxiliary = _sum(auxiliary, reported)
         x_BTD = self.norm(x_BTD)
+        if self.output_multiplier != 1.0:
+            x_BTD = x_BTD * self.output_multiplier
         if labels_BT is None:
             return self.head(x_BTD)
         if self.loss_by_row is not None:

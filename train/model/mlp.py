@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from train.model.config import ModelConfig
 from train.model.kernels.linear import Linear
+from train.model.mup import matrix_std
 from train.model.parameters import Parameter, linear, residual_std, under
 
 
@@ -63,7 +64,7 @@ class SwiGLU(FeedForward):
     @staticmethod
     def declare(config: ModelConfig) -> dict[str, Parameter]:
         """The parameters, by name relative to this module."""
-        gate = linear(config.ff_width, config.d_model, std=config.init_std, bias=config.bias)
+        gate = linear(config.ff_width, config.d_model, std=matrix_std(config), bias=config.bias)
         return {**under("gate", gate), **GELU.declare(config)}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ class GELU(FeedForward):
     @staticmethod
     def declare(config: ModelConfig) -> dict[str, Parameter]:
         """The parameters, by name relative to this module."""
-        up = linear(config.ff_width, config.d_model, std=config.init_std, bias=config.bias)
+        up = linear(config.ff_width, config.d_model, std=matrix_std(config), bias=config.bias)
         down = linear(config.d_model, config.ff_width, std=residual_std(config), bias=config.bias)
         return {**under("up", up), **under("down", down)}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from train.model.config import ModelConfig
+from train.model.mup import matrix_std
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def residual_std(config: ModelConfig) -> float:
     """Initial standard deviation of a matrix whose product is added to the residual stream.
 
     GPT-2 (Radford et al. 2019, section 2.3): each of the 2 n_layers sums adds to the variance of the stream."""
-    return config.init_std / math.sqrt(2 * config.n_layers)
+    return matrix_std(config) / math.sqrt(2 * config.n_layers)
 
 
 def under(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:

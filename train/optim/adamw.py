@@ -13,10 +13,13 @@ from torch import Tensor
 
 from parallel.optimizer import EngineOptimizer
 from parallel.sharded import local_part
+from train.optim.average import average_of, share_of_new, steps_done, update_averages
 
 
 class FusedAdamW(EngineOptimizer):
-    """AdamW. State of a parameter: `step`, `exp_avg` (first moment) and `exp_avg_sq` (second moment)."""
+    """AdamW. State of a parameter: `step`, `exp_avg` (first moment) and `exp_avg_sq` (second moment).
+
+    With `ema_decay`, the state has an `average` of the parameter too (`train/optim/average.py`)."""
 
     def __init__(
         self,
@@ -24,8 +27,10 @@ class FusedAdamW(EngineOptimizer):
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        ema_decay: float | None = None,
     ) -> None:
         """A group may have its own `weight_decay`; the default is 0."""
+        self.ema_decay = ema_decay  # before groups are added
         # `fused` makes torch zero gradients in one operation.
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True})
 
@@ -35,13 +40,18 @@ class FusedAdamW(EngineOptimizer):
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
+            **average_of(parameter, self.ema_decay),
         }
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient, then its average."""
+        # Read before the update: the engine has just waited for the device, so it has nothing else to finish.
+        share = None if self.ema_decay is None else share_of_new(steps_done(self) + 1, self.ema_decay)
         for group in self.param_groups:
             self.update_group(group)
+        if share is not None:
+            update_averages(self, share)
 
     def update_group(self, group: dict[str, Any]) -> None:
         """Update the parameters of one group that have a gradient."""

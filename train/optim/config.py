@@ -35,6 +35,9 @@ class OptimConfig(Section):
     """Constant that AdamW adds to the square root of the second moment."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global gradient norm to which gradients are clipped."""
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Decay per step of an exponential moving average of the weights, such as 0.999; null: no average. It takes 4 bytes
+    per parameter."""
 
     def decay_of_wsd(self, total_steps: int) -> int:
         """Optimizer steps of the final decay of wsd, with the default resolved."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from parallel.sharded import local_part
 from train.optim.adamw import FusedAdamW
+from train.optim.average import average_of
 from train.optim.dealt import deal, holders_of, rounds
 
 MOMENTUM = 0.95
@@ -35,7 +36,7 @@ class MuonAdamW(FusedAdamW):
         if not group["muon"]:
             return super().new_state(parameter, group)
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        return {"step": step, "exp_avg": torch.zeros_like(parameter)}
+        return {"step": step, "exp_avg": torch.zeros_like(parameter), **average_of(parameter, self.ema_decay)}
 
     def create_state(self) -> None:
         """See `EngineOptimizer.create_state`; and find the ranks over which each matrix is dealt. Collective."""

@@ -33,7 +33,7 @@ def declared(config: ModelConfig) -> dict[str, Parameter]:
 
 def test_norms_and_biases_never_decay_and_every_parameter_is_in_one_group() -> None:
     names = declared(GPT2)
-    decayed, rest = group_names(names, OPTIM)
+    decayed, rest = group_names(names, OPTIM, GPT2)
     assert sorted(decayed.names + rest.names) == sorted(names)
     assert (decayed.weight_decay, rest.weight_decay) == (0.1, 0.0)
     assert all(name.endswith("weight") and "norm" not in name for name in decayed.names)
@@ -42,7 +42,7 @@ def test_norms_and_biases_never_decay_and_every_parameter_is_in_one_group() -> N
 
 
 def test_embeddings_decay_when_asked() -> None:
-    decayed, _ = group_names(declared(GPT2), OPTIM.model_copy(update={"decay_embeddings": True}))
+    decayed, _ = group_names(declared(GPT2), OPTIM.model_copy(update={"decay_embeddings": True}), GPT2)
     assert {"embed.weight", "head.weight", "positions.weight"} <= set(decayed.names)
 
 
