@@ -45,8 +45,13 @@ def run_state(folder: RunFolder, events: Events, now: float) -> str:
 
 def is_held(folder: RunFolder, now: float) -> bool:
     """Return whether a live process runs in the folder."""
+    return holder_of(folder, now) is not None
+
+
+def holder_of(folder: RunFolder, now: float) -> Holder | None:
+    """Return the live process that runs in the folder; None if there is none."""
     lease = _holder(folder.lease)
-    return lease is not None and _is_held(lease, folder.lease, now)
+    return lease if lease is not None and _is_held(lease, folder.lease, now) else None
 
 
 def waiting_jobs(events: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -58,6 +63,12 @@ def waiting_jobs(events: Iterable[Mapping[str, Any]]) -> list[str]:
         elif event["kind"] == "submitted":
             jobs = [str(job) for job in event["jobs"]]
     return jobs
+
+
+def submitted_jobs(events: Path) -> list[str]:
+    """Return the Slurm jobs of the newest `keepstep submit`, whether they wait, run or have ended."""
+    newest = next(events_backwards(events, ["submitted"]), None)
+    return [str(job) for job in newest["jobs"]] if newest else []
 
 
 def recent_events(path: Path, count: int) -> list[dict[str, Any]]:

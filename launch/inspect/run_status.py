@@ -55,10 +55,15 @@ class RunStatus:
     """The last events."""
 
 
+def is_run(path: Path) -> bool:
+    """Return whether the path is a run folder."""
+    folder = RunFolder(path)  # a run that failed early has events but no recipe
+    return any(file.exists() for file in (folder.recipe, folder.events, folder.root / "train.sbatch"))
+
+
 def require_run(path: Path) -> None:
     """Raise ConfigError unless the path is a run folder."""
-    folder = RunFolder(path)  # a run that failed early has events but no recipe
-    if not any(file.exists() for file in (folder.recipe, folder.events, folder.root / "train.sbatch")):
+    if not is_run(path):
         raise ConfigError(f"{path} is not a run folder (it has no recipe.yaml); `ls runs/` shows the runs here")
 
 
@@ -87,7 +92,7 @@ def read_status(path: Path, now: float, last_events: int) -> RunStatus:
         validation_step=validation.get("step"),
         silent_seconds=seconds_since_write(folder, now),
         saved_step=newest_step(folder.checkpoints),
-        ranks=_read_ranks(folder.status) if state == "running" else {},
+        ranks=read_ranks(folder.status) if state == "running" else {},
         root_cause=asdict(cause) if cause else None,
         jobs=waiting_jobs(events) if state == "pending" else [],
         stop_requested=folder.stop_request.exists(),
@@ -105,7 +110,7 @@ def _validation_loss(record: dict[str, Any]) -> float | None:
     return record.get("validation_loss", record.get("held_out_loss"))  # the second: runs before the rename
 
 
-def _read_ranks(path: Path) -> dict[str, Any]:
+def read_ranks(path: Path) -> dict[str, Any]:
     """Return the watchdog's status.json; empty if it cannot be read as one."""
     try:
         status: Any = json.loads(read_file(path, limit=LARGEST_STATUS))

@@ -23,14 +23,24 @@ EVENTS = {
     "cause, data step, samples.",
     "rolled_back": "The run returned to its newest checkpoint because of a spike: cause, data step and samples.",
     "compiled_again": "torch.compile recompiled after the first step: cause and seconds of the step.",
+    "profiled": "Steps were profiled: the first and the number of them, their seconds, and rank 0's shares of this "
+    "time and the largest costs (`docs/profiling.md`).",
     "slow_rank": "A rank is a straggler: its rank and host, its probe time and the median probe time in seconds.",
     "hang": "The run made no progress for `train.hang_seconds`: the rank that is to blame, if known, and the cause.",
+    "lost_node": "A launcher no longer hears another node, and ended its own ranks: the node and the reason.",
     "stop_requested": "`keepstep stop` asked the run to save and stop.",
     "stopped": "The attempt stopped on request: step, reason, and the seconds by kind since its previous entry.",
     "finished": "The last step is finished and saved, with the seconds by kind since the attempt's previous entry.",
     "failed": "A rank failed: its rank, exit code and error.",
 }
 """Event kind -> what happened, and what the event's other values are."""
+
+_VALIDATION = {
+    "validation_loss": "Mean loss on the validation split after this step, in nats per target token.",
+    "validation_perplexity": "e to the validation loss.",
+    "validation_bits_per_byte": "The summed validation loss in bits, divided by the bytes of text of its targets; only "
+    "if the tokenizer tells how many bytes each token stands for.",
+}
 
 METRICS = {
     "time": "Wall-clock time of the record, in seconds since 1970.",
@@ -58,6 +68,14 @@ METRICS = {
     "seconds": "Seconds by kind since the previous record; the kinds are those of `keepstep report`.",
     "uptime": "Seconds since the process started.",
     "attempt": "Number of the attempt that wrote the record, counted from 1.",
-    "validation_loss": "Mean loss on the validation split after this step, in nats per target token.",
+    **_VALIDATION,
+    **{
+        f"{name}/SOURCE": "The same for one data source; only if the recipe has several sources."
+        for name in _VALIDATION
+    },
+    **{f"average_{name}": "The same for the average of the weights (`optim.ema_decay`)." for name in _VALIDATION},
+    **{f"average_{name}/SOURCE": "The same for the average and one data source." for name in _VALIDATION},
+    "task/TASK/METRIC": "A metric of a task of lm-evaluation-harness on the weights after this step "
+    "(`train.evaluations`), as the harness names it.",
 }
-"""Name of a value in metrics.jsonl -> its meaning and unit. `loss/SOURCE` stands for one name per data source."""
+"""Name of a value in metrics.jsonl -> its meaning and unit. Words in capitals stand for one name each."""

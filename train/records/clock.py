@@ -15,6 +15,7 @@ KINDS = {
     "update": "step",
     "evaluate": "evaluation",
     "save": "checkpoint_stall",
+    "profile": "profile",
 }
 """Phase of the loop -> kind of time that its seconds are counted as."""
 

@@ -29,6 +29,7 @@ ORDER: tuple[str, ...] = (
     "data_wait",
     "checkpoint_stall",
     "evaluation",
+    "profile",
     "start",
     "compile",
     "lost_work",
@@ -43,6 +44,15 @@ NEVER_LOST = ("start", "compile")
 
 
 @dataclass(frozen=True)
+class Span:
+    """Seconds by kind that end at a moment."""
+
+    ended: float
+    """Wall-clock time in seconds since 1970."""
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Account:
     """Seconds and steps of a run, over all its attempts."""
 
@@ -51,6 +61,8 @@ class Account:
     attempts: int
     kept_steps: int
     lost_steps: int
+    spans: "tuple[Span, ...]" = ()
+    """The same seconds in the order in which they were spent."""
 
     @property
     def total(self) -> float:
@@ -71,7 +83,7 @@ def account(events: Iterable[Mapping[str, Any]], newest: Mapping[str, Any] | Non
     for event in filter(_is_usable, events):
         books.read(event)
     books.end_attempt(newest, in_progress=newest is not None)
-    return Account(books.seconds(), books.attempts, books.kept_steps(), books.lost_steps)
+    return Account(books.seconds(), books.attempts, books.kept_steps(), books.lost_steps, books.spans())
 
 
 def _is_usable(event: Mapping[str, Any]) -> bool:
@@ -98,6 +110,8 @@ class _Entry:
 
     first: int
     last: int
+    ended: float
+    """Wall-clock time at its end."""
     seconds: dict[str, float]
 
 
@@ -127,7 +141,7 @@ class _Books:
     attempts: int = 0
     lost_steps: int = 0
     _kept: list[_Entry] = field(default_factory=list[_Entry])
-    _other: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ORDER, 0.0))
+    _other: list[Span] = field(default_factory=list[Span])
     """Seconds that belong to no kept entry."""
     _now: _Attempt | None = None
 
@@ -147,7 +161,7 @@ class _Books:
         began = event["time"] - event["uptime"]
         if self._now is not None:
             end = self.end_attempt(event.get("previous"))
-            self._other["down"] += max(0.0, began - end)
+            self._spend(began, down=max(0.0, began - end))
         self.attempts += 1
         self._now = _Attempt(event["attempt"], began, event["uptime"])
 
@@ -158,15 +172,20 @@ class _Books:
         for entry in [entry for entry in self._kept if entry.last > step]:
             self._kept.remove(entry)
             self.lost_steps += entry.last - entry.first
-            for kind, seconds in entry.seconds.items():
-                self._other[kind if kind in NEVER_LOST else "lost_work"] += seconds
+            lost = sum(seconds for kind, seconds in entry.seconds.items() if kind not in NEVER_LOST)
+            never = {kind: seconds for kind, seconds in entry.seconds.items() if kind in NEVER_LOST}
+            self._spend(entry.ended, **never, lost_work=lost)
+
+    def _spend(self, ended: float, **seconds: float) -> None:
+        self._other.append(Span(ended, seconds))
 
     def _enter(self, event: Mapping[str, Any]) -> None:
         assert self._now is not None
         if not self._now.resumed and "step" in event:  # no checkpoint was found
             self._continue_from(0)
         step = event.get("step", self._now.step)
-        self._kept.append(_Entry(self._now.step, step, dict(event["seconds"])))
+        ended = self._now.began + event["uptime"]
+        self._kept.append(_Entry(self._now.step, step, ended, dict(event["seconds"])))
         self._now.spent += sum(event["seconds"].values())
         self._now.step = step
         self._now.entries += 1
@@ -181,22 +200,28 @@ class _Books:
         if newest is not None and newest.get("attempt") == now.number:
             end, step = max(end, newest.get("uptime") or 0.0), max(step, newest.get("step") or 0)
         silent = max(0.0, end - now.spent)
+        moment = now.began + max(end, now.spent)
         if not now.entries:
-            self._other["start"] += silent
+            self._spend(moment, start=silent)
         elif in_progress and not now.ended:
-            self._kept.append(_Entry(now.step, step, {"step": silent}))
+            self._kept.append(_Entry(now.step, step, moment, {"step": silent}))
         else:
-            self._other["lost_work"] += silent
+            self._spend(moment, lost_work=silent)
             self.lost_steps += step - now.step
-        return now.began + max(end, now.spent)
+        return moment
 
     def seconds(self) -> dict[str, float]:
         """Return all seconds by kind."""
-        sums = dict(self._other)
-        for entry in self._kept:
-            for kind, seconds in entry.seconds.items():
+        sums = dict.fromkeys(ORDER, 0.0)
+        for part in (*self._other, *self._kept):
+            for kind, seconds in part.seconds.items():
                 sums[kind] += seconds
         return sums
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return all seconds, in the order of their ends."""
+        parts = (*self._other, *(Span(entry.ended, entry.seconds) for entry in self._kept))
+        return tuple(sorted(parts, key=lambda span: span.ended))
 
     def kept_steps(self) -> int:
         """Return the number of steps that are part of the run as it is now."""

@@ -36,7 +36,7 @@ def read_jsonl(path: Path, containing: Sequence[bytes] = (b"",), accept: Accept 
 
     Lines that are no record, or that `accept` refuses, are skipped and counted. Lines with none of the bytes
     `containing` are not looked at."""
-    reader = _Reader(path, containing, accept or is_sound)
+    reader = LineReader(path, containing, accept or is_sound)
     with reader.opened() as file:
         while line := file.readline(LINE_BYTES + 1):
             whole, unbroken = line, len(line)
@@ -52,7 +52,7 @@ def read_jsonl(path: Path, containing: Sequence[bytes] = (b"",), accept: Accept 
 
 def read_backwards(path: Path, containing: Sequence[bytes] = (b"",), accept: Accept | None = None) -> Iterator[Record]:
     """Yield the records of a file from its last line on. See `read_jsonl`."""
-    reader = _Reader(path, containing, accept or is_sound)
+    reader = LineReader(path, containing, accept or is_sound)
     try:
         with reader.opened() as file:
             for line in _lines_backwards(file):
@@ -123,6 +123,10 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 """Fields that readers compute with, the earlier names of two of them included."""
 
 
+_NUMBERS = ("loss/", "validation_", "average_validation_", "task/")
+"""Beginnings of the names of values that are numbers."""
+
+
 def _fits(name: str, value: Any, depth: int) -> bool:
     """Return whether a field without a check of its own can be shown: also those within it are of their types."""
     if isinstance(value, dict):
@@ -132,10 +136,10 @@ def _fits(name: str, value: Any, depth: int) -> bool:
         return depth < DEPTH and all(_fits("", item, depth + 1) for item in cast(list[Any], value))
     if name.endswith("_seconds"):
         return is_seconds(value)
-    return not name.startswith("loss/") or is_number(value)
+    return not name.startswith(_NUMBERS) or is_number(value)
 
 
-class _Reader:
+class LineReader:
     """Turns the lines of one file into records, and counts those that are none."""
 
     def __init__(self, path: Path, containing: Sequence[bytes], accept: Accept) -> None:

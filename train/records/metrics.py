@@ -1,6 +1,6 @@
-"""The metrics of a run: metrics.jsonl, TensorBoard, and a progress line.
+"""The metrics of a run: metrics.jsonl, the sinks of the recipe, and progress lines.
 
-Only rank 0 writes. On a terminal the line is redrawn at every step; in a log, whole lines come every `log_every` steps.
+Only rank 0 writes. Whole lines come every `log_every` steps. A terminal also has a live view (`live_view.py`).
 """
 
 import contextlib
@@ -8,12 +8,11 @@ import json
 import logging
 import os
 import resource
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 
@@ -21,10 +20,10 @@ from data_pipeline.untrusted import open_to_append
 from train.health.exhausted import FULL, UNWRITABLE
 from train.records.clock import uptime
 from train.records.events import end_torn_line
+from train.records.live_view import LiveView, time_left
 from train.records.progress import Progress
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from train.sinks.background import Sinks
+from train.sinks.sink import figures_of
 
 log = logging.getLogger(__name__)
 
@@ -79,15 +78,12 @@ def step_record(
 class Metrics:
     """Writes one record a step, and estimates the time left."""
 
-    def __init__(
-        self, jsonl: Path, tensorboard: Path, *, first_step: int, total_steps: int, log_every: int, enabled: bool
-    ) -> None:
+    def __init__(self, jsonl: Path, sinks: Sinks, *, total_steps: int, log_every: int, enabled: bool) -> None:
         self._total_steps = total_steps
         self._log_every = log_every
         self._file: IO[str] | None = _opened(jsonl) if enabled else None
-        self._tensorboard, self._first_step = tensorboard, first_step
-        self._board: SummaryWriter | None = None
-        self._terminal = sys.stderr.isatty()
+        self._sinks = sinks
+        self._view = LiveView(total_steps)
         self._step_seconds: float | None = None
 
     def write_step(self, step: int, record: dict[str, Any], seconds: float) -> None:
@@ -97,37 +93,24 @@ class Metrics:
         self._append(step, record)
         previous = self._step_seconds
         self._step_seconds = seconds if previous is None else 0.9 * previous + 0.1 * seconds
-        line = self._line(step, record)
-        if self._terminal and step < self._total_steps:
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
         if step % self._log_every == 0 or step in (1, self._total_steps):
-            print("\r\x1b[K" if self._terminal else "", end="", file=sys.stderr)
-            log.info("%s", line)
+            log.info("%s", self._line(step, record))
+        self._view.show(step, record, self._step_seconds)
 
     def write_evaluation(self, step: int, record: dict[str, float]) -> None:
         """Write the result of an evaluation after a step."""
         self._append(step, record)
 
     def _append(self, step: int, record: dict[str, Any]) -> None:
-        """Write to the file and to TensorBoard. If the disk is full, the record is lost, but the run continues."""
+        """Write to the file and to the sinks. If the disk is full, the record is lost, but the run continues."""
         if self._file is None:
             return
         try:
             self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **record}) + "\n")
             self._file.flush()
-            if self._board is None:
-                self._board = self._open_board()
-            for name, value in record.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, step)  # pyright: ignore[reportUnknownMemberType]
         except OSError as error:
             log.warning("the metrics of step %d were not written: %s", step, error)
-
-    def _open_board(self) -> "SummaryWriter":
-        """Import TensorBoard after the first step, so that the first step does not wait for the import."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(self._tensorboard), purge_step=self._first_step)
+        self._sinks.log(step, figures_of(record))
 
     def _line(self, step: int, record: dict[str, Any]) -> str:
         left = (self._total_steps - step) * (self._step_seconds or 0.0)
@@ -139,12 +122,12 @@ class Metrics:
         )
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file, the view and the sinks."""
+        self._view.close()
         with contextlib.suppress(OSError):
             if self._file is not None:
                 self._file.close()
-            if self._board is not None:
-                self._board.close()
+        self._sinks.close()
 
 
 def _opened(jsonl: Path) -> IO[str] | None:
@@ -157,13 +140,6 @@ def _opened(jsonl: Path) -> IO[str] | None:
             raise
         log.warning("no metrics are written: %s %s", jsonl, error.strerror)
         return None
-
-
-def time_left(seconds: float) -> str:
-    """Return seconds as `HH:MM:SS`, with the days before it from a day on, such as `2 d 03:04:05`."""
-    days, rest = divmod(round(seconds), 86_400)
-    clock = time.strftime("%H:%M:%S", time.gmtime(rest))
-    return f"{days} d {clock}" if days else clock
 
 
 def utilization(record: Mapping[str, Any]) -> str:

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_report_shows_how_the_time_was_spent(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(run)]) == 0
+    assert main(["report", str(run), "--text"]) == 0
     text = capsys.readouterr().out
     assert "goodput 23.3% of 30 s in 2 attempts; 2 steps kept, 1 lost" in text
     rows = (line.strip().split("  ", maxsplit=1) for line in text.splitlines() if line.strip().endswith("%"))
@@ -58,3 +59,35 @@ def test_the_report_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "events.jsonl does not exist; give the folder of a run" in capsys.readouterr().err
+
+
+def test_the_report_is_a_file_in_this_folder_named_after_the_run(
+    run: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    assert main(["report", str(run)]) == 0
+    (written,) = here.iterdir()
+    assert written.name == f"report-{run.name}.html"
+    assert f"{written.name}: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "--out", "x.html"], r"--out \(x.html\) is for the HTML report; leave out --text and --json"),
+        (["RUN"], "a run is named twice; name each run once"),
+        (["--out", "RUN/report.html"], "is in the run folder .*, which a report never changes; name another"),
+        (["--out", "no/such/folder.html"], "cannot be written"),
+        (["nowhere"], "nowhere is not a run folder: nowhere/events.jsonl does not exist; give the folder of a run"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    before = sorted(run.iterdir())
+    assert main(["report", str(run), *(one.replace("RUN", str(run)) for one in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
+    assert sorted(run.iterdir()) == before

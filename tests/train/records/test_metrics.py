@@ -1,6 +1,7 @@
 import pytest
 
-from train.records.metrics import Speed, time_left, utilization
+from train.records.live_view import time_left
+from train.records.metrics import Speed, utilization
 
 
 def test_mfu_is_against_the_datasheet_peak_and_the_measured_peak_has_its_own_name() -> None:
