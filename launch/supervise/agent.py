@@ -18,11 +18,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.supervise.kernel import processes_killed_for_memory
 from launch.supervise.network import JOIN_SECONDS
 from launch.supervise.rank_logs import Failure, RankLogs, last_lines, was_aborted_for_a_peer
 from launch.supervise.secret import VARIABLE, job_secret
 from train.exit_codes import FAILED, FINISHED, NEVER_AGAIN, STOPPED
-from train.health.safe_output import protect_output
+from train.health.safe_output import erase_view, protect_output
 
 HEAD_LOST, NODES_MISSING = 121, 122
 """Exit codes for the supervisor, which knows more (`supervisor._explained`): the connection to node 0 broke while no
@@ -105,6 +106,8 @@ def _agent_class(logs: RankLogs) -> Any:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
+    killed_before = processes_killed_for_memory()
+
     class Agent(LocalElasticAgent):
         def _rendezvous(self, worker_group: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
             came = _count_nodes(worker_group.spec.rdzv_handler)
@@ -120,7 +123,7 @@ def _agent_class(logs: RankLogs) -> Any:
                 if code in (STOPPED, *NEVER_AGAIN):
                     self._remaining_restarts = 0
                 if code != STOPPED:
-                    _report_root_cause(result.failures, logs, self._remaining_restarts)
+                    _report_root_cause(result.failures, logs, self._remaining_restarts, killed_before)
             return result
 
     return Agent
@@ -142,10 +145,11 @@ def _count_nodes(handler: Any) -> list[int]:
     return came
 
 
-def _report_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: int) -> None:
+def _report_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: int, killed_before: int) -> None:
     """Print which rank failed first and the end of its log, and save both for `keepstep status`.
 
-    The log of local rank 0 is not printed: the launcher shows its output already."""
+    The log of local rank 0 is not printed: the launcher shows its output already. `killed_before`: processes that the
+    kernel had killed for memory when the ranks started."""
     logs.show_all()
     victims = {
         rank for rank, one in failures.items() if was_aborted_for_a_peer(one.exitcode, logs.files.get(one.local_rank))
@@ -154,11 +158,14 @@ def _report_root_cause(failures: dict[int, Any], logs: RankLogs, restarts_left: 
         failures.items(), key=lambda item: (item[0] in victims, *_suspicion(item[1].timestamp, item[1].exitcode))
     )
     ending = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
+    if first.exitcode == -signal.SIGKILL and processes_killed_for_memory() > killed_before:
+        ending += ", after the kernel killed processes for memory"
     log = logs.files.get(first.local_rank)
     lines = last_lines(log) if log else []
     action = f"restarting all ranks ({restarts_left} restarts left)" if restarts_left else "giving up"
     text = [f"keepstep: rank {rank} (pid {first.pid}) failed first ({ending}); {action}"]
     text += [f"  rank {rank} | {line}" for line in lines if first.local_rank]
+    erase_view()
     print("\n".join(text), file=sys.stderr, flush=True)
     only_lost_a_peer = rank in victims or (
         first.exitcode == FAILED and not any(line.startswith("keepstep: ") for line in lines)

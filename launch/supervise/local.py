@@ -11,16 +11,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+from launch.diagnose.reading import read_evidence
+from launch.diagnose.verdict import diagnose
+from launch.diagnose.words import in_one_line
 from launch.supervise import network
 from launch.supervise.peers import Peers
 from launch.supervise.rank_logs import REDIRECT
 from launch.supervise.secret import VARIABLE, job_secret
 from launch.supervise.supervisor import kill, leftover_processes, supervise
+from launch.terminal import visible
 from parallel.addresses import address_of, reached_at
 from parallel.errors import LaunchError
 from train.config import Recipe
+from train.exit_codes import FAILED
 from train.health.safe_output import protect_output
+from train.records.events import EventLog
 from train.run_folder import RunFolder
 
 
@@ -43,9 +50,17 @@ class Node:
     """Network interface of `address`."""
 
 
-def start(command: Sequence[str], recipe: Recipe, node: Node, max_restarts: int, stop_seconds: float) -> int:
+def start(
+    command: Sequence[str],
+    recipe: Recipe,
+    node: Node,
+    max_restarts: int,
+    stop_seconds: float,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Run `command` as every rank of this node and return the exit code on which the ranks agree.
 
+    `variables`: further environment variables of the ranks.
     Raises LaunchError if node 0 cannot be reached or its port is taken."""
     protect_output()
     secret = shared_secret(os.environ, node.nodes)
@@ -62,11 +77,22 @@ def start(command: Sequence[str], recipe: Recipe, node: Node, max_restarts: int,
     name = run_id(node, os.environ)
     arguments = torchrun_arguments(node, folder.logs / socket.gethostname(), name, max_restarts)
     argv = [sys.executable, "-P", "-m", "launch.supervise.agent", *arguments, *command]
-    env = os.environ | {"KEEPSTEP_RUN": run} | environment(node, os.environ)
+    env = os.environ | {"KEEPSTEP_RUN": run} | environment(node, os.environ) | dict(variables)
     peers = None
     if node.nodes > 1:
         peers = Peers(node.node_rank, address_of(node.head), node.port, name, node.nodes, secret)
-    return supervise(argv, env, stop_seconds, peers)
+    began = time.time()
+    code = supervise(argv, env, stop_seconds, peers, lambda why: EventLog(folder.events)("lost_node", why=why))
+    if code == FAILED and node.node_rank == 0:
+        _print_cause(folder, began)
+    return code
+
+
+def _print_cause(folder: RunFolder, since: float) -> None:
+    """Print why the ranks failed that were started since a moment, if anything says why."""
+    found = diagnose(read_evidence(folder.root, time.time(), since=since, has_ended=True))
+    if found.rule != "unknown":
+        print(visible(f"keepstep: root cause: {in_one_line(found)} (keepstep diagnose {folder.root})"), file=sys.stderr)
 
 
 def torchrun_arguments(node: Node, logs: Path, run: str, max_restarts: int) -> list[str]:

@@ -198,12 +198,18 @@ def _is_failure(failure: Failure) -> bool:
 
 def root_cause(logs: Path, since: float) -> Failure | None:
     """Return the failure that caused the others, among those that nodes saved since a moment; None if there is none."""
-    found = []
-    for file in logs.glob(f"*/{FAILURE}"):
+    found = [failure for failure in saved_failures(logs) if failure.time >= since]
+    return min(found, key=lambda failure: (list(failure.suspicion), failure.time), default=None)
+
+
+def saved_failures(logs: Path) -> list[Failure]:
+    """Return the failure that each node saved last. Files that hold none are left out."""
+    found: list[Failure] = []
+    for file in sorted(logs.glob(f"*/{FAILURE}")):
         try:
             failure = Failure(**json.loads(read_file(file, limit=_LARGEST_FAILURE)))
         except (OSError, ValueError, TypeError, RecursionError):
             continue
-        if _is_failure(failure) and failure.time >= since:
+        if _is_failure(failure):
             found.append(failure)
-    return min(found, key=lambda failure: (list(failure.suspicion), failure.time), default=None)
+    return found

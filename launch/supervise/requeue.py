@@ -4,9 +4,10 @@
     python -m launch.supervise.requeue decide RUN ...     # after the end: prints "requeue: WHY" or "not requeued: WHY"
 
 A job is requeued if it was stopped to free its nodes, or if it failed in a way that another attempt may not repeat.
-After a failure the attempt must have saved a later step than the one before. The number of requeues is limited. A
-cancel, a `keepstep stop` or a failure for good ends the job. `keepstep stop` also ends jobs that wait: `mark` exits
-with STOPPED if the request came after the job was submitted.
+After a failure the attempt must have saved a later step than the one before. If a rule of `keepstep diagnose` names the
+cause, it may forbid another attempt, or permit one without progress because the cause lay outside of the run. The
+number of requeues is limited. A cancel, a `keepstep stop` or a failure for good ends the job.
+`keepstep stop` also ends jobs that wait: `mark` exits with STOPPED if the request came after the job was submitted.
 """
 
 import argparse
@@ -19,6 +20,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from launch.diagnose.reading import read_evidence
+from launch.diagnose.rule import Action
+from launch.diagnose.verdict import Diagnosis, diagnose
+from launch.diagnose.words import in_one_line, is_explained
 from train.checkpoint.stores.steps import newest_step
 from train.exit_codes import FAILED, FINISHED, NEVER_AGAIN, STOPPED
 from train.health.stop import SIGNALS
@@ -48,6 +53,8 @@ class Attempt:
     """Slurm's Reason for that state."""
     unhealthy: str = ""
     """Nodes that failed the health check, separated by commas."""
+    cause: Diagnosis | None = None
+    """Why the ranks failed, if a rule explains it."""
 
 
 def decide(attempt: Attempt) -> tuple[bool, str]:
@@ -69,6 +76,9 @@ def decide(attempt: Attempt) -> tuple[bool, str]:
         return True, f"without the unhealthy nodes {attempt.unhealthy}"
     if attempt.code == STOPPED:
         return True, f"stopped ({attempt.why})"
+    if attempt.cause is not None:
+        again = attempt.cause.action == Action.RESTART.value
+        return again, f"failed {'after' if attempt.progress else 'without'} progress: {in_one_line(attempt.cause)}"
     if not attempt.progress:
         return False, f"failed without progress: {attempt.why}; another attempt would fail the same way"
     return True, f"failed after progress: {attempt.why}"
@@ -89,6 +99,12 @@ def ending(run: Path, since: float, launcher_code: int) -> tuple[int, str]:
     if launcher_code - 128 in SIGNALS:  # as shells tell it: the signal came before the launcher could catch it
         return STOPPED, f"{signal.Signals(launcher_code - 128).name} before the start"
     return FAILED, f"the launcher's exit code was {launcher_code}"
+
+
+def explain(run: Path, since: float, progress: bool) -> Diagnosis | None:
+    """Return the cause of a failure since a moment; None if no rule explains it. The ranks have ended."""
+    found = diagnose(read_evidence(run, time.time(), since=since, has_ended=True), progress)
+    return found if is_explained(found) else None
 
 
 def stopped_while_waiting(run: Path, submitted: str) -> bool:
@@ -134,15 +150,17 @@ def main(argv: Sequence[str]) -> int:
     code, why = ending(options.run, float(since), options.launcher_code)
     if options.unhealthy:
         code, why = FAILED, "unhealthy nodes"
+    progress = saved_step(options.run) > int(step)
     attempt = Attempt(
         code=code,
         why=why,
         number=options.attempt,
         limit=options.limit,
-        progress=saved_step(options.run) > int(step),
+        progress=progress,
         state=options.state,
         reason=options.reason,
         unhealthy=options.unhealthy,
+        cause=explain(options.run, float(since), progress) if code == FAILED else None,
     )
     requeue, reason = decide(attempt)
     print(f"{'requeue' if requeue else 'not requeued'}: {reason}")

@@ -17,13 +17,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
 from launch.supervise.agent import HEAD_LOST, NODES_MISSING
 from launch.supervise.peers import Peers
 from train.exit_codes import FAILED
+from train.health.safe_output import erase_view
 from train.health.stop import NOHUP, SIGNALS, ignores_hangup, stop_signals
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -31,11 +32,17 @@ HEAD_SECONDS = 2.0
 """Longest time that the exit code of node 0 takes to arrive after the connection to it broke."""
 
 
-def supervise(argv: Sequence[str], env: Mapping[str, str], stop_seconds: float, peers: Peers | None = None) -> int:
+def supervise(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stop_seconds: float,
+    peers: Peers | None = None,
+    record_lost: Callable[[str], None] = lambda _: None,
+) -> int:
     """Run the agent and return its exit code, or FAILED if it was killed.
 
     The ranks are killed if they have not ended `stop_seconds` after a stop signal. `peers` exchanges heartbeats with
-    the other nodes."""
+    the other nodes; `record_lost` is told which of them is lost."""
     env = {**env, NOHUP: str(int(ignores_hangup(os.environ)))}
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become children of this process
@@ -51,7 +58,7 @@ def supervise(argv: Sequence[str], env: Mapping[str, str], stop_seconds: float, 
     try:
         if peers:
             peers.start()
-        code = _wait(agent, received, stop_seconds, peers)
+        code = _wait(agent, received, stop_seconds, peers, record_lost)
     finally:
         kill(psutil.Process().children(recursive=True))
         for number, handler in before.items():
@@ -82,7 +89,13 @@ def _explained(code: int, peers: Peers | None) -> int:
     return code
 
 
-def _wait(agent: subprocess.Popen[bytes], received: list[int], stop_seconds: float, peers: Peers | None) -> int:
+def _wait(
+    agent: subprocess.Popen[bytes],
+    received: list[int],
+    stop_seconds: float,
+    peers: Peers | None,
+    record_lost: Callable[[str], None],
+) -> int:
     """Wait for the agent; pass the signals in `received` on to its ranks. Returns its exit code."""
     deadline = float("inf")
     while True:
@@ -91,11 +104,13 @@ def _wait(agent: subprocess.Popen[bytes], received: list[int], stop_seconds: flo
         lost = peers.lost(hurry=bool(received)) if peers else None
         if lost:
             print(f"keepstep: {lost}; ending the ranks of this node, which wait for it", file=sys.stderr)
+            record_lost(lost)
             return FAILED
         if not received:
             continue
         if deadline == float("inf"):
             deadline = time.monotonic() + stop_seconds
+            erase_view()
             print(f"keepstep: {signal.Signals(received[0]).name}: asking the ranks to save and stop", file=sys.stderr)
         if time.monotonic() > deadline:
             print(f"keepstep: the ranks did not stop within {stop_seconds:.0f} s; killing them", file=sys.stderr)

@@ -38,6 +38,8 @@ def test_a_run_on_a_faulty_cluster_has_the_same_result_as_one_without_faults(tmp
 def test_a_cancelled_or_stopped_run_is_saved_and_not_requeued(lab: Lab, command: str) -> None:
     job = Job(lab, command.replace(" ", "-")).submit("train.steps=5000")
     job.wait_step(12)
+    steps = lab.cluster.slurm("scontrol", "-o", "show", "step", job.id)
+    assert " CPUs=4 " in steps, steps  # CPUS_PER_NODE=2 on each node; without SRUN_CPUS_PER_TASK srun takes one
     if command == "scancel":
         lab.cluster.slurm("scancel", job.id)
     else:
@@ -92,8 +94,8 @@ def test_a_sweep_trains_each_value_in_its_own_folder_and_a_chain_stops_when_the_
     chain = Job(lab, "chain").submit("--nodes", "1", "--chain", "2", "train.steps=5")
     until(lambda: not lab.cluster.slurm("squeue", "-h"), 600, "all jobs to end")
     losses = []
-    for task in range(2):
-        task_job = Job(lab, f"sweep-{task}")
+    for rate in ("1e-3", "2e-3"):
+        task_job = Job(lab, f"sweep-lr-{rate}")
         assert task_job.reached() == 5, sweep.log()
         losses.append(task_job.losses()[5])
     assert losses[0] != losses[1]

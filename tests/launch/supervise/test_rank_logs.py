@@ -200,7 +200,7 @@ def test_ranks_that_the_watchdog_of_nccl_aborted_do_not_outrank_the_cause(
     logs.files[1].write_text("=== start\nValueError: the cause\n")
     logs.files[0].write_text(WATCHDOG)
     logs.close()
-    agent._report_root_cause({0: Ended(0, -signal.SIGABRT), 1: cause}, logs, 2)
+    agent._report_root_cause({0: Ended(0, -signal.SIGABRT), 1: cause}, logs, 2, 0)
     assert "keepstep: rank 1 (pid 1) failed first" in capsys.readouterr().err
     saved = root_cause(tmp_path.parent, 0.0)
     assert saved is not None
@@ -213,7 +213,7 @@ def test_nodes_whose_ranks_were_all_aborted_do_not_outrank_the_node_of_the_cause
         logs.reify(environments())
         logs.files[1].write_text(WATCHDOG if node == "a" else "=== start\nkeepstep: the disk is full\n")
         logs.close()
-        agent._report_root_cause({1: Ended(1, exit_code)}, logs, 2)
+        agent._report_root_cause({1: Ended(1, exit_code)}, logs, 2, 0)
     cause = root_cause(tmp_path, 0.0)
     assert cause is not None
     assert cause.ending == "exit code 1"

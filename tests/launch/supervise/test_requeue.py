@@ -6,6 +6,7 @@ from datetime import datetime
 import pytest
 
 from launch.supervise.requeue import Attempt, decide, ending, main, saved_step
+from tests.launch.diagnose.cluster import START, Cluster
 
 
 def attempt(code: int, why: str = "SIGUSR2", **other) -> Attempt:
@@ -81,3 +82,46 @@ def test_a_job_that_waited_when_the_run_was_stopped_does_not_start(tmp_path, cap
     assert main(["mark", str(tmp_path), "--submitted", "2026-03-01T12:00:00"]) == 75
     assert capsys.readouterr().out.startswith("not started: `keepstep stop` asked the run to stop")
     assert not (tmp_path / "STOP").exists()
+
+
+def failed_run(folder, error, exit_code=1, saved=True):
+    cluster = Cluster(folder, world_size=8).started(saved=20 if saved else None).fails(3, error, exit_code)
+    return cluster.write()
+
+
+def verdict(run, capsys, *, progress=True, code=1):
+    (run / "checkpoints" / "step-00000020").mkdir(parents=True)
+    mark = f"{START - 600}:{-1 if progress else 20}"
+    assert main(["decide", str(run), "--mark", mark, "--launcher-code", str(code), "--limit", "3"]) == code
+    return capsys.readouterr().out
+
+
+def test_a_rule_forbids_an_attempt_that_would_fail_again(tmp_path, capsys):
+    run = failed_run(tmp_path / "run", "runs/x/checkpoints cannot be written (Read-only file system); make it writable")
+    assert verdict(run, capsys).startswith("not requeued: failed after progress: rank 3 on n000: the run folder")
+
+
+def test_a_rule_names_the_cause_of_a_requeue(tmp_path, capsys):
+    said = verdict(failed_run(tmp_path / "run", "memory ran out"), capsys)
+    assert said.startswith("requeue: failed after progress: rank 3 on n000: the memory of the node ran out")
+
+
+def test_a_cause_outside_of_the_run_permits_one_attempt_without_progress(tmp_path, capsys):
+    run = failed_run(tmp_path / "run", "CUDA error: uncorrectable ECC error encountered", saved=False)
+    assert verdict(run, capsys, progress=False).startswith("requeue: failed without progress: rank 3 on n000: a device")
+    cluster = Cluster(tmp_path / "again", world_size=8).started(saved=None, at=START - 60).started(saved=None)
+    run = cluster.fails(3, "CUDA error: uncorrectable ECC error encountered").write()
+    assert verdict(run, capsys, progress=False).startswith("not requeued: failed without progress")
+
+
+def test_an_error_without_a_rule_is_decided_by_progress_alone(tmp_path, capsys):
+    for name, progress, said in (("a", True, "requeue: failed after"), ("b", False, "not requeued: failed without")):
+        run = failed_run(tmp_path / name, "list index out of range", saved=progress)
+        shown = verdict(run, capsys, progress=progress)
+        assert shown.startswith(f"{said} progress: list index out of range")
+        assert "rank 3" not in shown
+
+
+def test_no_rule_changes_the_decision_after_a_failure_for_good(tmp_path, capsys):
+    run = failed_run(tmp_path / "run", "CUDA error: uncorrectable ECC error encountered", exit_code=2)
+    assert verdict(run, capsys, code=2).startswith("not requeued: failed for good")
