@@ -32,8 +32,10 @@ def run_fake_world(
     return FINISHED
 
 
-def describe(recipe: Recipe, world_size: int, rank: int) -> "RankDescription":
-    """Simulate one step of one rank on fake tensors. ConfigError or LaunchError if the recipe does not fit."""
+def describe(recipe: Recipe, world_size: int, rank: int, with_peak: bool = False) -> "RankDescription":
+    """Simulate one step of one rank on fake tensors. ConfigError or LaunchError if the recipe does not fit.
+
+    `with_peak`: count live bytes too, as on this CPU."""
     import torch
 
     from parallel.analysis.fake_world import describe_rank
@@ -58,6 +60,7 @@ def describe(recipe: Recipe, world_size: int, rank: int) -> "RankDescription":
         rank=rank,
         micro_batches=micro_batches,
         loss_fn=loss_by_source(1),
+        with_peak=with_peak,
     )
 
 

@@ -1,6 +1,5 @@
-"""The values that `keepstep submit` hands to Slurm: sbatch options, time limits, counts and sweeps, checked."""
+"""The values that `keepstep submit` hands to Slurm: sbatch options, time limits and counts, checked."""
 
-import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -83,18 +82,3 @@ def directive(name: str, value: str | None) -> str:
     if value is None:
         return f"#SBATCH {option}"
     return f"#SBATCH {option}{separator}{shlex.quote(value) if NEEDS_QUOTES.search(value) or not value else value}"
-
-
-def sweep_overrides(texts: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each task: all combinations of the values of `SECTION.KEY=A,B,C` texts.
-
-    LaunchError if a text does not read so, or if two name the same setting."""
-    settings: dict[str, list[str]] = {}
-    for text in texts:
-        key, equals, values = text.partition("=")
-        if not equals or not values or any(character.isspace() for character in text):
-            raise LaunchError(f"--sweep {text} must read SECTION.KEY=A,B,C, such as optim.lr=1e-3,2e-3")
-        if key in settings:
-            raise LaunchError(f"two --sweep name {key}; give all its values in one: --sweep {key}=A,B,C")
-        settings[key] = [f"{key}={value}" for value in values.split(",")]
-    return [list(task) for task in itertools.product(*settings.values())] if settings else []

@@ -56,9 +56,12 @@ class JobOptions:
     recipe: Path
     overrides: Sequence[str] = ()
     sweep: Sequence[str] = ()
-    """Overrides of each task of an array job, separated by spaces; empty: a single job."""
+    """What each task of an array job adds to the run's name, and its overrides, separated by spaces; empty: a single
+    job."""
     allow: Sequence[str] = ()
     """Parts of the recipe that may differ from the checkpoint (`train.run_folder.MAY_DIFFER`)."""
+    force: bool = False
+    """Whether the run starts although the plan says that memory cannot suffice."""
     sbatch: Sequence[str] = ()
     """Further options of sbatch, as words."""
     nodes: int = 1
@@ -82,7 +85,7 @@ class Submitted:
     log: str
     """Log of the first job, or of the first task of a sweep."""
     run: str
-    """The run folder; that of a sweep contains `TASK` for the number of the task."""
+    """The run folder; of a sweep, that of its first task."""
 
 
 def job_script(job: JobOptions, folder: RunFolder) -> str:
@@ -103,7 +106,7 @@ def submit(script: str, job: JobOptions, folder: RunFolder, chain: int) -> Submi
     if chain < 1:
         raise LaunchError(f"--chain ({chain}) must be at least 1")
     path = folder.root / "train.sbatch"
-    runs = [Path(f"{folder.root}-{task}") for task in range(len(job.sweep))] or [folder.root]
+    runs = [Path(f"{folder.root}-{task.split()[0]}") for task in job.sweep] or [folder.root]
     for each in (folder.logs, *runs):
         make_folder(each)
     with exhaustion_in_one_line(folder.root):
@@ -117,9 +120,7 @@ def submit(script: str, job: JobOptions, folder: RunFolder, chain: int) -> Submi
     for run in runs:
         EventLog(RunFolder(run).events)("submitted", jobs=jobs)  # for `keepstep status` and `keepstep stop`
     log = log_name(job.sweep).replace("%A", jobs[0]).replace("%j", jobs[0]).replace("%a", "0")
-    return Submitted(
-        jobs, path, str(folder.logs.resolve() / log), f"{folder.root}-TASK" if job.sweep else str(folder.root)
-    )
+    return Submitted(jobs, path, str(folder.logs.resolve() / log), str(runs[0]))
 
 
 def _sbatch(script: Path, options: Sequence[str]) -> str:
@@ -217,7 +218,7 @@ def settings(job: JobOptions, site: Site, folder: RunFolder) -> dict[str, str]:
         "RECIPE": shlex.quote(str(job.recipe.resolve())),
         "OVERRIDES": _array(job.overrides),
         "SWEEP": _array(job.sweep),
-        "ALLOW": _array([f"--allow={name}" for name in job.allow]),
+        "ALLOW": _array([*(f"--allow={name}" for name in job.allow), *(["--force"] if job.force else [])]),
         "RUN": shlex.quote(str(folder.root)),
         "PYTHON": shlex.quote(site.python or ("python3" if container else sys.executable)),
         "RANKS": _array(["--ranks", str(ranks)] if ranks else []),

@@ -15,7 +15,7 @@ from pathlib import Path
 from launch.doctor.cards import fastest_port
 from launch.doctor.finding import Finding
 from launch.doctor.machine import examine
-from launch.doctor.measure import judge, measure, readable
+from launch.doctor.measure import as_machine, judge, measure, readable
 from launch.doctor.network import check_connections
 from launch.doctor.slurm import slurm_findings
 from launch.terminal import print_table
@@ -25,6 +25,7 @@ from train.exit_codes import FAILED, FINISHED
 EXAMPLES = """\
 examples:
   keepstep doctor --dir runs
+  keepstep doctor --measure > my.yaml; keepstep plan RECIPE --gpus 8 --gpu HOST --machines my.yaml
   srun --ntasks-per-node=1 keepstep doctor --cluster --measure      # every node of a Slurm allocation
 """
 
@@ -62,13 +63,23 @@ def run(options: argparse.Namespace) -> int:
             print(json.dumps({"host": host, **asdict(finding)}))
         print(json.dumps({"host": host, "figures": figures}), flush=True)
     else:
-        show(host, findings, figures)
+        show(f"# {host}" if figures else host, findings, figures)
+        if figures:
+            print_machine(host, figures)
     code = FAILED if any(finding.level == "problem" for finding in findings) else FINISHED
     if options.measure and world.world_size > 1:
         from parallel.bootstrap import leave_at_once
 
         leave_at_once(code)  # gloo's threads may abort an ordinary exit
     return code
+
+
+def print_machine(host: str, figures: Mapping[str, float]) -> None:
+    """Print the figures as a line of a file that `keepstep plan --machines` reads. JSON is YAML too."""
+    from train.model.kernels.linear import SLOW
+
+    machine = as_machine(figures, has_16_bits=bool(figures["devices"]) or not SLOW)
+    print(json.dumps({host: machine})[1:-1], flush=True)
 
 
 def show(host: str, findings: Sequence[Finding], figures: Mapping[str, float]) -> None:
@@ -79,4 +90,4 @@ def show(host: str, findings: Sequence[Finding], figures: Mapping[str, float]) -
         rows += [[host, "", f"why: {finding.why}"]] if finding.why else []
         rows += [[host, "", f"do:  {finding.do}"]] if finding.do else []
     rows += [[host, "measured", f"{name}: {value}"] for name, value in readable(figures)]
-    print_table(["host", "level", "finding"], rows)
+    print_table(["# host" if host.startswith("#") else "host", "level", "finding"], rows)

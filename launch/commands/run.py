@@ -63,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fake-rank", type=whole("--fake-rank", 0), default=0, metavar="R", help="rank of the fake world (default: 0)"
     )
+    parser.add_argument("--force", action="store_true", help="start although the plan says that memory cannot suffice")
     add_json_option(parser)
 
 
@@ -79,6 +80,12 @@ def run(options: argparse.Namespace) -> int:
             raise LaunchError("--json is for --fake-world; `keepstep status RUN --json` describes a real run")
         ranks = choose_ranks(options.ranks, count_gpus(os.environ), recipe.parallel.device)
         node = this_node(ranks, options.nodes, options.node_rank, options.head)
+        from launch.plan.checked.devices import device_here
+        from launch.plan.checked.verdict import check_before_run
+
+        on_gpus = recipe.parallel.device in ("auto", "cuda") and count_gpus(os.environ) > 0
+        device = device_here(os.environ) if on_gpus else None
+        plan = check_before_run(recipe, node, device, force=options.force, on_gpus=on_gpus)
         command = [sys.executable, "-u", "-P", "-m", "train", options.recipe, *options.overrides]
         command += [f"--allow={name}" for name in options.allow]
-        return start(command, recipe, node, options.max_restarts, options.stop_seconds)
+        return start(command, recipe, node, options.max_restarts, options.stop_seconds, plan)

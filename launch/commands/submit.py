@@ -1,13 +1,14 @@
 """`keepstep submit`: fill in slurm/train.sbatch for a recipe and a site, and submit it (`launch/clusters/slurm.py`)."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from launch.clusters.checks import check_data, check_ranks
-from launch.clusters.options import sweep_overrides
 from launch.clusters.slurm import (
     SITE_FILE,
     JobOptions,
+    Site,
     Submitted,
     job_script,
     ranks_per_node,
@@ -15,6 +16,9 @@ from launch.clusters.slurm import (
     submit,
 )
 from launch.numbers import whole
+from launch.plan.checked.devices import Device, device_of_type
+from launch.plan.checked.verdict import refuse_what_cannot_fit, verdict
+from launch.sweeps.grid import combinations, read_settings
 from launch.terminal import add_json_option, print_facts, print_json
 from train.config_file import load_recipe
 from train.run_folder import MAY_DIFFER, RunFolder
@@ -72,6 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="accept that this part of the recipe differs from the checkpoint's",
     )
     parser.add_argument("--skip-data-check", action="store_true", help="do not look for the data sets on this machine")
+    parser.add_argument("--force", action="store_true", help="submit although the plan says that memory cannot suffice")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
     add_json_option(output)
@@ -79,15 +84,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the script, or submit it and print the jobs."""
-    overrides, sbatch = _split(options.overrides)
+    overrides, sbatch = split_words(options.overrides)
     recipe = load_recipe(options.recipe, overrides)
-    tasks = sweep_overrides(options.sweep)
-    recipes = [load_recipe(options.recipe, [*overrides, *task]) for task in tasks] or [recipe]
+    tasks = combinations(read_settings(options.sweep, "--sweep")) if options.sweep else []
+    recipes = [load_recipe(options.recipe, [*overrides, *task.overrides]) for task in tasks] or [recipe]
     job = JobOptions(
         recipe=options.recipe,
         overrides=overrides,
-        sweep=[" ".join(task) for task in tasks],
+        sweep=[" ".join([task.suffix, *task.overrides]) for task in tasks],
         allow=options.allow,
+        force=options.force,
         sbatch=sbatch,
         nodes=options.nodes,
         min_nodes=options.min_nodes,
@@ -98,9 +104,14 @@ def run(options: argparse.Namespace) -> int:
     )
     folder = RunFolder.of(recipe)
     script = job_script(job, folder)
-    if ranks := ranks_per_node(job, read_site(job.site_file)):
+    site = read_site(job.site_file)
+    if ranks := ranks_per_node(job, site):
         for each in recipes:
             check_ranks(each, ranks, range(job.min_nodes or job.nodes, job.nodes + 1))
+        if device := gpu_of(job, site):
+            for each in recipes:
+                refuse_what_cannot_fit(each, ranks * job.nodes, device, force=options.force)
+            print(f"keepstep: {verdict(recipes[0], ranks * job.nodes, device)}", file=sys.stderr)
     if options.dry_run:
         print(script, end="")
         return 0
@@ -111,7 +122,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
+def gpu_of(job: JobOptions, site: Site) -> Device | None:
+    """Return the GPU that the site's file names, such as `GPUS_PER_NODE=h100:8`; None if it may be another one."""
+    kinds = [part.rpartition(":")[0] for part in site.gpus_per_node.split(",")]
+    others = ("--gpu", "--gres", "--constraint", "--partition", "-C", "-G", "-p")
+    if len(kinds) > 1 or not kinds[0] or any(word.startswith(others) for word in job.sbatch):
+        return None
+    return device_of_type(kinds[0])
+
+
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the overrides, and the options of sbatch: the first word that begins with a dash, and all after it."""
     first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
     return words[:first], words[first:]

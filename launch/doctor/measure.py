@@ -49,6 +49,27 @@ def measure(folder: Path, world: World) -> dict[str, float]:
     return figures | _bandwidths(world)
 
 
+def as_machine(figures: Mapping[str, float], *, has_16_bits: bool) -> dict[str, Any]:
+    """Return the figures as a machine of `keepstep plan --machines`. `has_16_bits`: products in bf16 are fast.
+
+    Without a measured all-reduce, an exchange is assumed to read and write each byte four times."""
+    tflops = round(figures["matmul_bf16_flops_per_second"] / 1e12, 4)
+    bandwidth = figures["copy_bytes_per_second"]
+    link = figures.get("all_reduce_bytes_per_second", bandwidth / 8)
+    speeds = {"bf16": tflops} if has_16_bits else {"fp32": tflops}
+    return {
+        "cpu": not figures["devices"],
+        "memory_gb": round(figures["memory_bytes"] / 1e9, 2),
+        "memory_tb_s": round(bandwidth / 1e12, 5),
+        "peak_tflops": speeds,
+        "best_tflops": speeds,
+        "generation": "measured",
+        "link_gb_s": round(link / 1e9, 3),
+        "domain": int(figures.get("ranks", max(1, figures["devices"]))),
+        "network_gb_s": round(link / 1e9, 3),
+    }
+
+
 def judge(figures: Mapping[str, float], port_gigabits: float) -> Iterator[Finding]:
     """Yield the findings about measured figures. `port_gigabits`: the rate of the fastest RDMA port; 0 without one."""
     share = figures.get("slowest_of_fastest_device", 1.0)

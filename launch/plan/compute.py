@@ -64,7 +64,7 @@ def computation_seconds(
         attention=3 * forward.attention,
         elementwise=3 * forward.elementwise,
         launches=3 * forward.launches,
-        recomputation=again,
+        recomputation=again * arrangement.recomputed_share,
         head=_head(model, arrangement, machine, constants) / arrangement.pipeline,
     )
 

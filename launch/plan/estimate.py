@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from launch.plan.activations import Backend
 from launch.plan.failures import GPU_HOURS_PER_FAILURE, Reliability, reliability
 from launch.plan.machine import Machine
-from launch.plan.memory import ADAMW, Memory, memory
+from launch.plan.memory import ADAMW, AVERAGE, Memory, memory
 from launch.plan.shapes import Arrangement, ModelShape
 from launch.plan.step import StepTime, step_seconds
 from parallel.layout import resolve_layout
@@ -105,13 +106,14 @@ def plan_recipe(
 ) -> Plan:
     """The plan of a recipe. ConfigError or LaunchError if it does not fit the number of ranks, as at a start."""
     precision = recipe.parallel.precision
-    if not (machine.has(precision) or precision == "fp32"):
+    if not (machine.has(precision) or precision == "fp32" or machine.cpu):
         raise ConfigError(
             f"parallel.precision ({precision}): this GPU's matrix units have {', '.join(machine.peak_tflops)}; "
             "set it to bf16, or choose another --gpu"
         )
     model, arrangement = shape_of(recipe.model), arrangement_of(recipe, gpus)
-    optimizer_bytes = ADAMW if recipe.optim.algorithm == "adamw" else ADAMW / 2
+    optimizer_bytes = _optimizer_bytes(recipe)
+    optimizer_bytes += 0 if recipe.optim.ema_decay is None else AVERAGE
     state = model.parameters * (4 + optimizer_bytes)
     save = state / (assumptions.storage_gb_s * 1e9)
     stall = state / arrangement.gpus / COPY_BYTES_PER_SECOND
@@ -119,9 +121,9 @@ def plan_recipe(
         model=model,
         arrangement=arrangement,
         machine=machine,
-        memory=memory(model, arrangement, optimizer_bytes),
+        memory=memory(model, arrangement, optimizer_bytes, machine.backend),
         step=step_seconds(model, arrangement, machine),
-        tokens=tokens or float(recipe.train.steps * recipe.train.global_batch_size * model.seq_len),
+        tokens=tokens or float(recipe.batch_sizes.first_sample(recipe.train.steps) * model.seq_len),
         reliability=reliability(
             gpus,
             assumptions.gpu_hours_per_failure,
@@ -133,6 +135,15 @@ def plan_recipe(
         save_seconds=save,
         assumptions=assumptions,
     )
+
+
+def memory_of(recipe: Recipe, ranks: int, backend: Backend = "gpu") -> Memory:
+    """Memory of a rank of a recipe. ConfigError or LaunchError as of `plan_recipe`."""
+    return memory(shape_of(recipe.model), arrangement_of(recipe, ranks), _optimizer_bytes(recipe), backend)
+
+
+def _optimizer_bytes(recipe: Recipe) -> float:
+    return ADAMW if recipe.optim.algorithm == "adamw" else ADAMW / 2
 
 
 def shape_of(config: ModelConfig) -> ModelShape:
@@ -169,6 +180,8 @@ def arrangement_of(recipe: Recipe, gpus: int) -> Arrangement:
         micro_batches=micro_batches,
         precision=parallel.precision,
         recomputation=parallel.activation_checkpointing,
+        recompute_every=parallel.checkpoint_every_k_blocks,
+        offload=parallel.cpu_offload,
         reduce_every_micro_batch=parallel.reduce_every_micro_batch,
         reshard_after_forward=parallel.reshard_after_forward,
     )

@@ -7,6 +7,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from launch.plan.activations import Backend
 from train.errors import ConfigError
 from train.recipe.yaml_text import TooMuchError, parse, read_text
 
@@ -25,6 +26,8 @@ class Machine(BaseModel):
     peak_tflops: dict[str, float]
     best_tflops: dict[str, float] = {}
     generation: Literal["ampere", "hopper", "blackwell", "other", "measured"] = "other"
+    cpu: bool = False
+    """Whether it is a CPU, which all ranks of a machine share."""
     link_gb_s: float = Field(gt=0)
     domain: int = Field(ge=1)
     network_gb_s: float = Field(gt=0)
@@ -40,6 +43,13 @@ class Machine(BaseModel):
         """Bytes per second of one GPU's memory."""
         return self.memory_tb_s * 1e12
 
+    @property
+    def backend(self) -> Backend:
+        """What its memory depends on."""
+        if not self.cpu:
+            return "gpu"
+        return "cpu" if self.has("bf16") else "slow_cpu"
+
     def has(self, precision: str) -> bool:
         """Whether the matrix units multiply in this precision."""
         return _units(precision) in self.peak_tflops
@@ -49,6 +59,8 @@ class Machine(BaseModel):
 
         KeyError if the machine cannot multiply in it; fp32 without a figure of its own counts an eighth of bf16."""
         units = _units(precision)
+        if self.cpu and units not in self.peak_tflops:
+            units = "fp32"  # train/model/kernels/linear.py
         if units == "fp32" and units not in self.peak_tflops:
             return self.best("bf16") / 8
         return self.best_tflops.get(units, UNMEASURED * self.peak_tflops[units]) * 1e12
@@ -56,7 +68,8 @@ class Machine(BaseModel):
     def peak(self, precision: str) -> float:
         """Dense peak in FLOP per second, the denominator of MFU."""
         units = _units(precision)
-        return self.peak_tflops.get(units, self.peak_tflops.get("bf16", 0)) * 1e12
+        other = "fp32" if self.cpu else "bf16"
+        return self.peak_tflops.get(units, self.peak_tflops.get(other, 0)) * 1e12
 
 
 def _units(precision: str) -> str:

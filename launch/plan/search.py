@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from launch.plan.estimate import Assumptions, Plan, plan_recipe
+from launch.plan.estimate import Assumptions, Plan, memory_of, plan_recipe
 from launch.plan.machine import Machine
 from parallel.errors import LaunchError
 from train.config import Recipe
@@ -14,6 +14,8 @@ Setting = dict[str, Any]
 """Settings that differ from the recipe's, by dotted name."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 CHECKPOINTING = ("none", "selective", "full")
+REFUSALS = (ValueError, ConfigError, LaunchError)
+"""How a recipe refuses settings. ValueError is pydantic's, by the recipe's own rules."""
 
 
 def search(
@@ -32,14 +34,19 @@ def try_setting(
     recipe: Recipe, setting: Setting, gpus: int, machine: Machine, assumptions: Assumptions, tokens: float | None
 ) -> Plan | None:
     """The plan with other settings; None if the recipe refuses them."""
+    try:
+        return plan_recipe(with_setting(recipe, setting), gpus, machine, assumptions, tokens)
+    except REFUSALS:
+        return None
+
+
+def with_setting(recipe: Recipe, setting: Setting) -> Recipe:
+    """The recipe with other settings. ValueError if the recipe refuses them."""
     sections: dict[str, dict[str, Any]] = recipe.model_dump()
     for name, value in setting.items():
         section, key = name.split(".")
         sections[section][key] = value
-    try:
-        return plan_recipe(Recipe.model_validate(sections), gpus, machine, assumptions, tokens)
-    except (ValueError, ConfigError, LaunchError):  # ValueError: pydantic's, by the recipe's own rules
-        return None
+    return Recipe.model_validate(sections)
 
 
 def candidates(gpus: int, machine: Machine) -> Iterator[Setting]:
@@ -67,25 +74,26 @@ def candidates(gpus: int, machine: Machine) -> Iterator[Setting]:
                 yield {"parallel.engine": "fsdp2", **common, **replicas}
 
 
-def what_would_fit(
-    recipe: Recipe, gpus: int, machine: Machine, assumptions: Assumptions
-) -> list[tuple[Setting, float]]:
-    """The three changes of one setting that save most memory, with the bytes that each saves."""
-    now = plan_recipe(recipe, gpus, machine, assumptions)
-    widths = [2 * recipe.parallel.tensor, 8]
+def what_would_fit(recipe: Recipe, gpus: int, domain: int = 8) -> list[tuple[Setting, float]]:
+    """The three changes of one setting that save most memory, with the bytes that each saves.
+
+    `domain`: most ranks over which tensor parallelism is worth its exchanges."""
+    now = memory_of(recipe, gpus).total
+    widths = {2 * recipe.parallel.tensor, 8}
     changes: list[Setting] = [
         {"parallel.activation_checkpointing": "full"},
         {"train.micro_batch_size": max(1, recipe.train.micro_batch_size // 2)},
         {"parallel.engine": "fsdp2"},
         {"parallel.reduce_every_micro_batch": True},
-        *({"parallel.tensor": width} for width in widths if width <= machine.domain),
+        *({"parallel.tensor": width} for width in sorted(widths) if width <= domain),
     ]
     saved: list[tuple[Setting, float]] = []
     for setting in changes:
-        plan = try_setting(recipe, setting, gpus, machine, assumptions, None)
-        if plan is not None and plan.memory.total < now.memory.total:
-            saved.append((setting, now.memory.total - plan.memory.total))
-    return sorted(saved, key=lambda entry: -entry[1])[:3]
+        try:
+            saved.append((setting, now - memory_of(with_setting(recipe, setting), gpus).total))
+        except REFUSALS:
+            continue
+    return sorted((entry for entry in saved if entry[1] > 0), key=lambda entry: -entry[1])[:3]
 
 
 def scale_curve(

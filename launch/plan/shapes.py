@@ -142,6 +142,10 @@ class Arrangement:
     """Forward passes of a step per data-parallel rank."""
     precision: str = "bf16"
     recomputation: Recomputation = "none"
+    recompute_every: int = 1
+    """Distance between recomputed blocks."""
+    offload: bool = False
+    """Whether masters, gradients and optimizer state lie in host memory."""
     reduce_every_micro_batch: bool = True
     reshard_after_forward: bool = True
     gradient_bytes: int = 4
@@ -173,6 +177,11 @@ class Arrangement:
     def working_bytes(self) -> int:
         """Bytes of a weight as the matrix products see it, and of an activation."""
         return 4 if self.precision == "fp32" else 2
+
+    @property
+    def recomputed_share(self) -> float:
+        """Share of the blocks that are recomputed."""
+        return 0.0 if self.recomputation == "none" else 1 / self.recompute_every
 
     def tokens_of_rank(self, model: ModelShape) -> float:
         """Tokens of a micro batch that one rank of a context group holds."""

@@ -1,12 +1,14 @@
 """The planner's constants still reproduce published speeds as well as docs/planning.md says."""
 
 import statistics
+from pathlib import Path
 
 import pytest
 
 from bench.planning.__main__ import BEFORE
 from bench.planning.errors import order_agreement, row_errors
 from bench.planning.fit import flatten, unflatten
+from bench.planning.measured import memory_table, read_measured
 from bench.planning.published import read_rows
 from launch.plan.constants import read_constants
 
@@ -52,3 +54,14 @@ def test_layouts_come_in_the_published_order_more_often_than_not(rows):
 def test_constants_survive_being_flattened():
     constants = read_constants()
     assert unflatten(flatten(constants)) == constants
+
+
+def test_the_memory_of_recorded_runs_is_within_10_percent_of_the_plan():
+    runs = read_measured()
+    engines = {run.recipe.parallel.engine for run in runs}
+    assert engines == {"single", "ddp", "fsdp2", "zero1", "zero2", "zero3"}
+    assert {run.recipe.parallel.activation_checkpointing for run in runs} == {"none", "selective", "full"}
+    for run in runs:
+        assert run.plan.memory.total == pytest.approx(run.peak_bytes, rel=0.1), run.settings
+    documented = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    assert "\n".join(memory_table(runs)) in documented

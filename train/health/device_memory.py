@@ -9,7 +9,7 @@ from parallel.engine import CheckpointTensor
 from parallel.fragments import FlatFragment
 from parallel.sharded import local_part
 from train.errors import DeviceMemoryError, ExhaustedError
-from train.health.exhausted import memory_ran_out
+from train.health.exhausted import memory_ran_out, planned
 
 GIB = 2**30
 
@@ -64,6 +64,7 @@ def describe(stats: Mapping[str, int], held: Mapping[str, int]) -> str:
         "other processes and libraries": stats["total"] - stats["free"] - reserved,
         "free": stats["free"],
     }
-    listed = ", ".join(f"{name} {max(size, 0) / GIB:.2f}" for name, size in parts.items())
+    plan = planned()
+    listed = ", ".join(f"{name} {max(size, 0) / GIB:.2f}{plan.beside(name)}" for name, size in parts.items())
     retries = stats.get("num_alloc_retries", 0)
     return f"of {stats['total'] / GIB:.2f} GiB: {listed}; {retries} retries of the allocator"

@@ -9,6 +9,8 @@ from train.model.flops import count_parameters
 
 BYTES_PER_PARAMETER = 12
 """Checkpoint bytes of one parameter: its weight and two moments in fp32."""
+AVERAGE_BYTES = 4
+"""The same of its average, with `optim.ema_decay`."""
 
 
 def space_needed(recipe: Recipe, present: int) -> int:
@@ -18,7 +20,8 @@ def space_needed(recipe: Recipe, present: int) -> int:
     if recipe.checkpoint.keep_every:
         kept += recipe.train.steps // recipe.checkpoint.keep_every
     written = -(-recipe.train.steps // recipe.checkpoint.every)
-    return max(1, min(kept, written) + 1 - present) * BYTES_PER_PARAMETER * count_parameters(recipe.model)
+    each = BYTES_PER_PARAMETER + (0 if recipe.optim.ema_decay is None else AVERAGE_BYTES)
+    return max(1, min(kept, written) + 1 - present) * each * count_parameters(recipe.model)
 
 
 def check_space(recipe: Recipe, checkpoints: Path) -> None:

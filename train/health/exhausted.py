@@ -1,9 +1,15 @@
-"""Says in one line that disk or memory ran out, and what to lower. Imports no torch."""
+"""Says in one line that disk or memory ran out, and what to lower. Imports no torch.
+
+`keepstep run` hands its plan to the ranks. When memory runs out, it stands beside what was measured."""
 
 import errno
+import json
+import os
+import resource
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.errors import ConfigError, DeviceMemoryError, ExhaustedError
@@ -13,6 +19,8 @@ UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "Cannot allocate memory", "std::bad_alloc")
 """Parts of the messages of torch's errors when memory runs out."""
+PLAN_VARIABLE = "KEEPSTEP_PLAN"
+"""Environment variable with the plan as JSON: bytes of `parts`, and `changes` that save most."""
 
 
 @contextmanager
@@ -71,16 +79,57 @@ def describe_exhaustion(error: BaseException, folder: Path) -> str | None:
 
 
 def memory_ran_out(error: BaseException, breakdown: str = "") -> str:
-    """Return that memory ran out and what to lower, as one line. `breakdown`: what the memory holds."""
+    """Return that memory ran out and what to lower, as one line. `breakdown`: what the memory holds.
+
+    If the run has a plan, it names the changes that save most, and the plan's total if there is no breakdown."""
+    plan = planned()
     said = " ".join(str(error).split())[:300]
+    if not breakdown and plan.parts:
+        breakdown = f"this rank held up to {peak_host_bytes() / 2**30:.2f} GiB, the plan is {plan.total / 2**30:.2f}"
     told = "; ".join(part for part in (said, breakdown) if part)
-    return (
-        f"memory ran out{f' ({told})' if told else ''}; lower train.micro_batch_size or model.seq_len, set "
-        "parallel.activation_checkpointing to selective or full, or use more ranks with parallel.engine fsdp2"
+    advice = (
+        "lower train.micro_batch_size or model.seq_len, set parallel.activation_checkpointing to selective or full, or "
+        "use more ranks with parallel.engine fsdp2"
     )
+    if plan.changes:
+        advice = f"set {' or '.join(plan.changes)}, or {advice.partition(', ')[0]}"
+    return f"memory ran out{f' ({told})' if told else ''}; {advice}"
+
+
+def peak_host_bytes() -> int:
+    """Return the most memory that this process has held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _is_device_memory(error: BaseException) -> bool:
     """Return whether the memory of a device ran out: torch's OutOfMemoryError, which exists only with torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the plan says about the memory of a rank."""
+
+    parts: dict[str, float] = field(default_factory=dict[str, float])
+    """Planned bytes, by the names of `train.health.device_memory.describe`."""
+    changes: tuple[str, ...] = ()
+    """Changes of one setting that save most memory, the largest first."""
+
+    def beside(self, name: str) -> str:
+        """Return the planned GiB of a part, to stand behind the measured ones; "" if no plan is known."""
+        return f" (plan {self.parts[name] / 2**30:.2f})" if name in self.parts else ""
+
+    @property
+    def total(self) -> float:
+        """Planned bytes of the rank."""
+        return sum(self.parts.values())
+
+
+def planned() -> Planned:
+    """Return the plan of this run; an empty one if another launcher started the rank."""
+    text = os.environ.get(PLAN_VARIABLE)
+    if text is None:
+        return Planned()
+    document = json.loads(text)
+    return Planned(document["parts"], tuple(document["changes"]))

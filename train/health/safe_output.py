@@ -33,6 +33,12 @@ def protect_output() -> None:
     sys.stderr = _protected(sys.stderr, sys.__stderr__, 2)
 
 
+def erase_view() -> None:
+    """Erase what the live view has drawn below the cursor (`train.records.live_view`), before something is printed."""
+    if sys.stderr.isatty():
+        print("\r\x1b[J", end="", file=sys.stderr, flush=True)
+
+
 def _protected(stream: TextIO | None, original: TextIO | None, descriptor: int) -> TextIO:
     if stream is None:  # the process was started with this descriptor closed
         return Path(os.devnull).open("w", encoding="utf-8")

@@ -3,6 +3,7 @@
 import json
 
 from launch import cli
+from launch.plan.machine import find_machine
 
 
 def test_this_machine_can_train(tmp_path, capsys):
@@ -36,3 +37,16 @@ def test_figures_are_measured_and_printed_for_programs(tmp_path, capsys):
         "disk_write_bytes_per_second",
     }
     assert all(value > 0 for name, value in figures.items() if name != "devices")
+
+
+def test_the_output_with_figures_is_a_file_of_machines(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "rack-7")
+    cli.main(["doctor", "--measure", "--dir", str(tmp_path)])
+    file = tmp_path / "my.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert "# rack-7" in file.read_text()
+    machine = find_machine("rack-7", file)
+    assert machine.generation == "measured"
+    assert machine.best("bf16") > 0
+    assert cli.main(["plan", "recipes/laptop.yaml", "--gpus", "1", "--gpu", "rack-7", "--machines", str(file)]) == 0
+    assert "matrix products" in capsys.readouterr().out

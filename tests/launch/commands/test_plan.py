@@ -49,7 +49,10 @@ def test_the_ranking_and_the_curve_are_printed(capsys):
         (["--gpus", "1024", "--tokens", "0"], "--tokens (0) must be a positive number"),
         (["--gpus", "0"], "--gpus (0) must be at least 1"),
         (["--gpus", "1023"], "the world size (1023) must be a multiple of parallel.tensor (8)"),
-        (["--gpus", "1024", "--gpu", "a100", "parallel.precision=fp8", "parallel.tensor=1"], "set it to bf16"),
+        (
+            ["--gpus", "1024", "--gpu", "a100", "parallel.precision=fp8", "parallel.compile=true", "parallel.tensor=1"],
+            "set it to bf16",
+        ),
         (["--gpus", "8", "--search", "--gpu", "a100-40gb"], "no layout"),
     ],
 )

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from launch.plan.activations import activation_bytes, block_activation_bytes
 from launch.plan.estimate import arrangement_of, shape_of
-from launch.plan.memory import activation_bytes, block_activation_bytes, memory, state_bytes
+from launch.plan.memory import memory, state_bytes
 from launch.plan.shapes import Arrangement
 from parallel.analysis.formulas import Parameters
 from parallel.analysis.formulas import state_bytes as by_engine

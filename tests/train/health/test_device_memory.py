@@ -1,5 +1,7 @@
 """A full device is reported with what filled it. Only an attempt that has finished a step is tried again."""
 
+import json
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from train.errors import DeviceMemoryError, ExhaustedError
 from train.exit_codes import FAILED, OUT_OF_MEMORY
 from train.health import device_memory
 from train.health.device_memory import GIB, describe, held_bytes, memory_breakdown
+from train.health.exhausted import PLAN_VARIABLE, memory_ran_out
 
 STATS = {
     "allocated_bytes.all.current": 60 * GIB,
@@ -52,3 +55,11 @@ def test_a_full_device_gives_a_breakdown() -> None:
         with memory_breakdown(lambda: {"model.w": held}, lambda: False):
             torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
     assert "retries of the allocator" in str(caught.value)
+
+
+def test_the_plan_stands_behind_each_measured_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"parts": {"weights": 15 * GIB, "gradients, activations and buffers": 30 * GIB}, "changes": ["a (saves 1)"]}
+    monkeypatch.setenv(PLAN_VARIABLE, json.dumps(plan))
+    text = describe(STATS, {"model": 16 * GIB, "optim": 32 * GIB})
+    assert "weights 16.00 (plan 15.00), optimizer state 32.00, gradients, activations and buffers 12.00 (plan" in text
+    assert "; set a (saves 1), or lower train.micro_batch_size" in memory_ran_out(MemoryError(), text)

@@ -5,7 +5,7 @@ import pytest
 
 from train.config import Recipe
 from train.errors import ConfigError
-from train.health.disk_space import BYTES_PER_PARAMETER, check_space, space_needed
+from train.health.disk_space import AVERAGE_BYTES, BYTES_PER_PARAMETER, check_space, space_needed
 from train.model.flops import count_parameters
 
 
@@ -37,6 +37,13 @@ def test_the_run_needs_space_for_the_checkpoints_that_it_keeps_and_one_more(
     run: Recipe, present: int, checkpoints: int
 ) -> None:
     assert space_needed(run, present) == checkpoints * BYTES_PER_PARAMETER * count_parameters(run.model)
+
+
+def test_an_average_of_the_weights_takes_four_more_bytes_per_parameter() -> None:
+    plain = recipe()
+    averaging = plain.model_copy(update={"optim": plain.optim.model_copy(update={"ema_decay": 0.999})})
+    assert space_needed(averaging, 0) - space_needed(plain, 0) == 4 * AVERAGE_BYTES * count_parameters(plain.model)
+    assert AVERAGE_BYTES == 4
 
 
 def test_a_disk_that_is_too_small_is_refused_before_the_first_step(

@@ -1,6 +1,8 @@
 """A disk or a memory that runs out is reported in one line with what to lower; a bug is not."""
 
 import errno
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from train.errors import DeviceMemoryError, ExhaustedError
 from train.exit_codes import FAILED, OUT_OF_MEMORY
-from train.health.exhausted import exhaustion_in_one_line
+from train.health.exhausted import PLAN_VARIABLE, exhaustion_in_one_line, memory_ran_out
 
 RUN = Path("/runs/a")
 
@@ -51,3 +53,16 @@ def test_torchs_own_error_on_cpu_is_recognized() -> None:
 def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)), exhaustion_in_one_line(RUN):
         raise error
+
+
+def test_a_plan_stands_beside_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {
+        "parts": {"weights": 2**30, "optimizer state": 2**31},
+        "changes": ["train.micro_batch_size=2 (saves 1)"],
+    }
+    monkeypatch.setenv(PLAN_VARIABLE, json.dumps(plan))
+    line = memory_ran_out(MemoryError())
+    assert re.search(r"this rank held up to \d+\.\d\d GiB, the plan is 3\.00\); set train\.micro_batch_size=2", line)
+    assert "\n" not in line
+    monkeypatch.delenv(PLAN_VARIABLE)
+    assert "plan" not in memory_ran_out(MemoryError())
