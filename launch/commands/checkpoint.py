@@ -1,4 +1,4 @@
-"""`keepstep checkpoint`: list, show, verify, compare, copy and import checkpoints."""
+"""`keepstep checkpoint`: list, show, verify, compare, copy, average, import and convert checkpoints."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launch.commands.models import derive
 from launch.inspect.checkpoints import checkpoints_at, newest_at, reading, root_at
 from launch.terminal import add_json_option, local_time, print_facts, print_json, print_table, progress, size
 from train.checkpoint.importing.kinds import KINDS
@@ -21,6 +22,7 @@ examples:
   keepstep checkpoint ls runs/laptop
   keepstep checkpoint diff runs/a runs/b                  # the newest checkpoints of two runs
   keepstep checkpoint copy runs/a s3://bucket/a/checkpoints
+  keepstep checkpoint average runs/a runs/averaged --last 5
 """
 
 
@@ -47,6 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     copy = add("copy", "copy a checkpoint, or the newest of a run, and verify it meanwhile", _copy)
     copy.add_argument("path", help=PATH_HELP)
     copy.add_argument("target", help="folder or URL of checkpoints that receives the copy")
+    derive.configure_average(add("average", "average the weights of checkpoints", derive.average))
+    derive.configure_convert(add("convert", "write a checkpoint in the layout of another system", derive.convert))
     importing = add("import", "convert a checkpoint of another system to one from which a run starts", _import)
     importing.add_argument("source", type=Path, help="folder of the other system's checkpoint")
     importing.add_argument(

@@ -34,6 +34,8 @@ def fill(folder: Folder, group: Group, manifest: Manifest, request: LoadRequest)
         path=str(folder),
         rank_states=manifest.rank_states,
         bytes_read=reader.bytes_read,
+        missing=frozenset(request.state.keys() - manifest.state_names),
+        unread=frozenset(manifest.state_names - request.state.keys()),
     )
 
 

@@ -19,13 +19,14 @@ from train.checkpoint.saved_state import Loaded, LoadRequest
 from train.checkpoint.stores.protocol import Root
 from train.errors import CheckpointError
 from train.model.config import ModelConfig
+from train.optim.average import is_average
 from train.optim.config import OptimConfig
 from train.run_folder import MAY_DIFFER
 from train.section import Section
 
 log = logging.getLogger(__name__)
 
-_OPTIONAL = "scaler."
+_SCALER = "scaler."
 """Prefix of the state of fp16's loss scaling. Only fp16 runs have it, and a run may change its precision."""
 _SHOWN = 5
 """Names that an error message lists."""
@@ -168,9 +169,11 @@ def _differences(manifest: Manifest, identity: Mapping[str, Any]) -> dict[str, t
     for section in _NEW_SECTIONS:
         if section not in known:
             wanted.pop(section, None)
+    batch_changes = wanted.pop("batch_changes", [])
+    known.pop("batch_changes", None)
     if "batch_size" in identity and "imported" not in manifest.extra and manifest.rank_states:
-        known["batch_size"] = manifest.rank_states[0].get("global_batch_size")  # earlier versions record it here alone
-        wanted["batch_size"] = identity["batch_size"]
+        known["batch_size"] = _batch_size_in_use(manifest)  # earlier versions record it here alone
+        wanted["batch_size"] = _planned(manifest, identity["batch_size"], batch_changes)
     known.pop("weight_changes", None)
     changes = wanted.pop("weight_changes", [])
     current = flat(wanted)
@@ -180,7 +183,7 @@ def _differences(manifest: Manifest, identity: Mapping[str, Any]) -> dict[str, t
     names = sorted(saved.keys() | current.keys())
     found = {name: (saved.get(name), current.get(name)) for name in names if saved.get(name) != current.get(name)}
     if "data_weights" in wanted and "data_weights" not in found:
-        used, planned = _weights_in_use(manifest), _planned_weights(manifest, wanted["data_weights"], changes)
+        used, planned = _weights_in_use(manifest), list(_planned(manifest, wanted["data_weights"], changes))
         if used is not None and used != planned:
             found["data_weights"] = used, planned
     return found
@@ -206,11 +209,26 @@ def _weights_in_use(manifest: Manifest) -> list[float] | None:
         ) from None
 
 
-def _planned_weights(manifest: Manifest, first: list[float], changes: list[Any]) -> list[float]:
-    """The weights that the recipe gives for that sample: its `weight_changes` of earlier steps count as well."""
-    data_step = manifest.step + manifest.extra.get("skipped", 0)
-    past = [weights for step, weights in changes if step < data_step]
-    return list(past[-1] if past else first)
+def _batch_size_in_use(manifest: Manifest) -> Any:
+    """The batch size of the last step before the checkpoint, as the data's state records it."""
+    state = manifest.rank_states[0]
+    try:
+        past = [size for step, size in state.get("batch_sizes") or () if step < _data_step(manifest)]
+    except (TypeError, ValueError):
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} states batch sizes that are none; use another one"
+        ) from None
+    return past[-1] if past else state.get("global_batch_size")
+
+
+def _planned(manifest: Manifest, first: Any, changes: list[Any]) -> Any:
+    """What the recipe gives for the last step before the checkpoint, where `changes` are [step, value]."""
+    past = [value for step, value in changes if step < _data_step(manifest)]
+    return past[-1] if past else first
+
+
+def _data_step(manifest: Manifest) -> int:
+    return manifest.step + manifest.extra.get("skipped", 0)
 
 
 def _way_out(differing: Iterable[str]) -> str:
@@ -224,8 +242,13 @@ def _way_out(differing: Iterable[str]) -> str:
 
 def check_tensors(manifest: Manifest, state: Mapping[str, CheckpointTensor]) -> None:
     """CheckpointError unless checkpoint and state have the same names, shapes and types."""
-    missing = sorted(name for name in state.keys() - manifest.state_names if not name.startswith(_OPTIONAL))
-    unexpected = sorted(name for name in manifest.state_names - state.keys() if not name.startswith(_OPTIONAL))
+    if "averaged" in manifest.extra:
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} is an average of weights, without optimizer state; start a new "
+            "run from it: keepstep checkpoint import AVERAGE RECIPE RUN --from keepstep"
+        )
+    missing = sorted(name for name in state.keys() - manifest.state_names if not _is_optional(name))
+    unexpected = sorted(name for name in manifest.state_names - state.keys() if not _is_optional(name))
     if missing or unexpected:
         raise CheckpointError(
             f"the tensors of the checkpoint of step {manifest.step} are not those of the model and its optimizer: "
@@ -245,6 +268,11 @@ def check_tensors(manifest: Manifest, state: Mapping[str, CheckpointTensor]) -> 
     if len(row_counts) == 1 and (counts := row_counts.pop())[2] and any("embed" in n or "head" in n for n in wrong):
         raise _other_padding(counts[0][0], counts[1][0])
     raise CheckpointError(f"{len(wrong)} tensors have another shape or type{_first(wrong)}")
+
+
+def _is_optional(name: str) -> bool:
+    """Whether a checkpoint may lack the tensor, or have it in vain: a run may begin or end an average of weights."""
+    return name.startswith(_SCALER) or is_average(name)
 
 
 def _other_padding(saved: int, wanted: int) -> CheckpointError:

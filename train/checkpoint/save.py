@@ -67,14 +67,19 @@ class Job:
             identity=about.identity,
             layout=about.layout,
             rank_states=rank_states,
-            versions={name: version(name) for name in ("keepstep", "torch", "safetensors")},
-            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            **written_now(),
             files=[],
             pieces={},
             recipe=about.recipe,
             attachments=list(attachments),
         )
         return join(facts, shards)
+
+
+def written_now() -> dict[str, Any]:
+    """The members of a manifest that say which versions write it, and when."""
+    versions = {name: version(name) for name in ("keepstep", "torch", "safetensors")}
+    return {"versions": versions, "saved_at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 class Saver:

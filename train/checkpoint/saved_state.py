@@ -42,6 +42,10 @@ class Loaded:
     """JSON of each rank of the run that saved, in rank order."""
     bytes_read: int
     """Bytes that this rank read."""
+    missing: frozenset[str] = frozenset()
+    """Names of wanted tensors that the checkpoint does not have."""
+    unread: frozenset[str] = frozenset()
+    """Names of its tensors that were not wanted."""
 
 
 @dataclass(frozen=True)

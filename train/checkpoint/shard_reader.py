@@ -80,7 +80,7 @@ class ShardReader(StorageReader):
             self._check_header(name)
 
         def read(piece: Piece, items: list[ReadItem]) -> None:
-            source = _PieceReader(self, piece)
+            source = PieceReader(self, piece)
             with self.folder.kept_open(piece.file):
                 for item in sorted(items, key=lambda item: item.storage_offsets):
                     target = planner.resolve_tensor(item).detach()
@@ -112,7 +112,7 @@ class ShardReader(StorageReader):
             self.count(file.header_bytes)
 
 
-class _PieceReader:
+class PieceReader:
     """Reads and verifies parts of one piece. It caches the last block that was needed only in part."""
 
     def __init__(self, reader: ShardReader, piece: Piece) -> None:

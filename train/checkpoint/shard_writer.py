@@ -39,27 +39,47 @@ def write_shard(
     """Write pieces and their values as one safetensors file; returns the file and the stored pieces.
 
     `alive` is called after each block. CheckpointError if a value is not finite."""
+    return write_blocks(folder, name, [(piece, _blocks(piece, tensor)) for piece, tensor in parts], alive)
+
+
+def write_blocks(
+    folder: Folder,
+    name: str,
+    parts: Sequence[tuple[Piece, Iterable[memoryview]]],
+    alive: Callable[[], None] = lambda: None,
+) -> tuple[ShardFile, list[Piece]]:
+    """The same for pieces whose bytes come in blocks of BLOCK_BYTES, the last of a piece perhaps shorter."""
     header = shard_header([piece for piece, _ in parts])
     stored: list[Piece] = []
 
     def contents() -> Iterator[memoryview]:
         start = len(header)
-        for piece, tensor in parts:
-            host = tensor.detach().cpu().contiguous()
-            if not is_finite(host):
-                raise CheckpointError(f"{piece.tensor} has values that are not finite; the checkpoint was not saved")
-            data, checksums = as_bytes(host), []
-            for at in range(0, len(data), BLOCK_BYTES):  # each block is hashed while the one before goes to the disk
-                block = data[at : at + BLOCK_BYTES]
+        for piece, blocks in parts:
+            checksums = []
+            for block in blocks:  # each block is hashed while the one before goes to the disk
                 checksums.append(checksum(block))
                 yield block
                 alive()
             stored.append(replace(piece, file=name, start=start, checksums=tuple(checksums)))
-            start += len(data)
+            start += piece.bytes
 
     folder.write(name, chain([memoryview(header)], contents()))
     size = len(header) + sum(piece.bytes for piece in stored)
     return ShardFile(name, size, len(header), checksum(header)), stored
+
+
+def _blocks(piece: Piece, tensor: Tensor) -> Iterator[memoryview]:
+    host = tensor.detach().cpu().contiguous()
+    check_finite(piece.tensor, host)
+    data = as_bytes(host)
+    for at in range(0, len(data), BLOCK_BYTES):
+        yield data[at : at + BLOCK_BYTES]
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """CheckpointError if an element is infinite or NaN."""
+    if not is_finite(tensor):
+        raise CheckpointError(f"{name} has values that are not finite; the checkpoint was not saved")
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -32,6 +32,7 @@ from train.errors import ConfigError
 from train.model.config import ModelConfig
 from train.model.feed_forward import feed_forward_class
 from train.model.foreign_names import GPT2, LLAMA
+from train.model.mup import folded
 
 Family = Literal["llama", "qwen3", "gpt2"]
 """A Hugging Face architecture."""
@@ -51,7 +52,8 @@ def write_model(
     other token begins it."""
     begin = end_of_document if beginning_of_document is None else beginning_of_document
     model = build_model(config, vocab_size, begin, end_of_document)
-    theirs = _their_weights({name: tensor.float() for name, tensor in weights.items()}, config, vocab_size, model)
+    ours = folded({name: tensor.float() for name, tensor in weights.items()}, config)  # they have no muP
+    theirs = _their_weights(ours, config, vocab_size, model)
     model.load_state_dict(theirs, strict=True, assign=True)
     model.tie_weights()
     model.save_pretrained(folder)

@@ -27,6 +27,7 @@ from train.errors import CheckpointError, ConfigError
 from train.export.earlier_tokenizer import tokenizer_of_data_set
 from train.model.config import ModelConfig
 from train.model.gpt import GPT
+from train.optim.average import average_name
 from train.run_folder import RunFolder, run_of_checkpoint
 
 
@@ -43,11 +44,12 @@ class Trained:
 
 
 @contextmanager
-def open_trained(path: Path) -> Iterator[Trained]:
+def open_trained(path: Path, average: bool = False) -> Iterator[Trained]:
     """Yield the model of a checkpoint, or of the newest checkpoint of a run folder.
 
-    CheckpointError if there is no checkpoint or if it cannot be read."""
-    checkpoint, manifest, model = load_model(path)
+    `average`: its weights are the average that the run kept (`optim.ema_decay`). CheckpointError if there is no
+    checkpoint or if it cannot be read."""
+    checkpoint, manifest, model = load_model(path, average)
     with TemporaryDirectory(prefix="keepstep-tokenizer-") as folder:
         tokenizer_dir = tokenizer_dir_of(checkpoint, manifest, Path(folder))
         tokenizer = load_tokenizer(tokenizer_dir)
@@ -59,11 +61,11 @@ def open_trained(path: Path) -> Iterator[Trained]:
         yield Trained(model, manifest.step, tokenizer, tokenizer_dir)
 
 
-def load_model(path: Path) -> tuple[Path, Manifest, GPT]:
+def load_model(path: Path, average: bool = False) -> tuple[Path, Manifest, GPT]:
     """A checkpoint's folder, its manifest and its model: fp32, on the CPU, in evaluation mode. See `open_trained`."""
     checkpoint = newest_checkpoint(path)
     manifest, _ = read_manifest(LocalFolder(checkpoint))
-    return checkpoint, manifest, _load_model(checkpoint, manifest)
+    return checkpoint, manifest, _load_model(checkpoint, manifest, average)
 
 
 def newest_checkpoint(path: Path) -> Path:
@@ -78,16 +80,20 @@ def newest_checkpoint(path: Path) -> Path:
     )
 
 
-def _load_model(checkpoint: Path, manifest: Manifest) -> GPT:
+def _load_model(checkpoint: Path, manifest: Manifest, average: bool) -> GPT:
     config = _model_config(checkpoint, manifest)
     if config.n_layers > len(manifest.pieces):  # before so many layers are built
         raise CheckpointError(f"the checkpoint {checkpoint} states {config.n_layers} layers, more than it has tensors")
     try:
         reader = Reader(checkpoint)
+        names = [name for name in reader.names() if name.startswith("model.")]
+        if average and not all(average_name(name) in manifest.pieces for name in names):
+            raise CheckpointError(
+                f"--average: {checkpoint} has no average of weights; train with optim.ema_decay, or leave it out"
+            )
         weights = {
-            name.removeprefix("model."): torch.from_numpy(reader[name])
-            for name in reader.names()
-            if name.startswith("model.")
+            name.removeprefix("model."): torch.from_numpy(reader[average_name(name) if average else name])
+            for name in names
         }
     except (ValueError, OSError, KeyError) as error:
         raise CheckpointError(

@@ -128,7 +128,7 @@ def run_rank(rank: int, port: int, folder: Path, layout: str, sources: list[str]
     launcher = "single" if size == 1 else "torchrun"
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}  # DeepSpeed reads these
     runtime = start(config, World(rank, size, rank, size, "127.0.0.1", port, launcher))
-    optim = OptimConfig(lr=1e-3)
+    optim = OptimConfig(lr=1e-3, ema_decay=0.9)
     trainable = Trainable(
         build=lambda: GPT(MODEL),
         initial_value=lambda name, pairs: initial_value(name, pairs, MODEL, seed=8 if sources else 7),

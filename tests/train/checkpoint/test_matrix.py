@@ -68,13 +68,15 @@ def test_losses_after_a_resume_are_those_of_the_uninterrupted_run(results: Resul
         assert losses == pytest.approx(expected, abs=ENGINE_TOLERANCE)
 
 
-def test_the_optimizer_has_its_moments_and_its_step(results: Results) -> None:
+def test_the_optimizer_has_its_moments_its_averages_and_its_step(results: Results) -> None:
     for layout in LAYOUTS:
         saved = checkpoint(results.folder / layout)
         moments = [name for name in saved.names() if name.endswith((".exp_avg", ".exp_avg_sq"))]
         parameters = [name for name in saved.names() if name.startswith("model.")]
         assert len(moments) == 2 * len(parameters) > 0
-        assert all(np.any(saved[name]) for name in moments)
+        averages = [name for name in saved.names() if name.endswith(".average")]
+        assert len(averages) == len(parameters)
+        assert all(np.any(saved[name]) for name in (*moments, *averages))
         assert {float(saved[name]) for name in saved.names() if name.endswith(".step")} == {2.0}
 
 

@@ -146,7 +146,7 @@ def test_any_box_of_a_piece_is_read_and_verified_in_blocks(rows, columns, box, b
         row, column = box[0] % rows, box[1] % columns
         height, width = 1 + box[2] % (rows - row), 1 + box[3] % (columns - column)
         target = torch.zeros(height, width)
-        shard_reader._PieceReader(reader, piece).read_box((row, column), (height, width), target)
+        shard_reader.PieceReader(reader, piece).read_box((row, column), (height, width), target)
         assert torch.equal(target, whole[row : row + height, column : column + width])
         span = ((height - 1) * columns + width) * 4
         assert reader.bytes_read <= span + 2 * 4 * block

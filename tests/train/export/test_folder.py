@@ -31,7 +31,7 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
     )
     tokenizer = tmp_path / "tokenizer"
     trained = Trained(GPT(MODEL), 7, load_tokenizer(tokenizer), tokenizer)
-    monkeypatch.setattr("train.export.trained_model.open_trained", lambda _: nullcontext(trained))
+    monkeypatch.setattr("train.export.trained_model.open_trained", lambda *_: nullcontext(trained))
     return lambda *options: main(["export", "a-run", "--out", str(tmp_path / "exported"), *options])
 
 

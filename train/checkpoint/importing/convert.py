@@ -11,6 +11,7 @@ from train.config import Recipe
 from train.errors import CheckpointError
 from train.model.config import ModelConfig
 from train.model.gpt import GPT
+from train.optim.average import AVERAGE
 from train.optim.groups import build_optimizer
 
 _SHOWN = 5
@@ -39,7 +40,7 @@ def convert(source: Source, layout: Layout, recipe: Recipe, location: str) -> Co
     optimizer = build_optimizer(model, recipe.optim)
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     parameters = dict(model.named_parameters())
-    weights = _weights(source, layout, recipe.model, parameters, location)
+    weights = weights_of(source, layout, recipe.model, parameters, location)
     moments = {
         kind: translate(found, layout, recipe.model) for kind, found in source.optimizer.items() if kind != "step"
     }
@@ -49,15 +50,18 @@ def convert(source: Source, layout: Layout, recipe: Recipe, location: str) -> Co
     for name, parameter in parameters.items():
         state[f"model.{name}"] = weights[name]
         own = optimizer.new_state(weights[name], groups[parameter]) | {"step": step.clone()}
+        if AVERAGE in own:
+            own[AVERAGE] = weights[name].clone()
         found = {kind: tensors[name] for kind, tensors in moments.items() if name in tensors}
-        if found.keys() == own.keys() - {"step"}:  # else another algorithm made them: Muon's momentum is not AdamW's
+        # Else another algorithm made them: Muon's momentum is not AdamW's.
+        if found.keys() == own.keys() - {"step", AVERAGE}:
             restored += 1
             own |= {kind: _fitted(name, tensor, own[kind].shape, location) for kind, tensor in found.items()}
         state |= {f"optim.{name}.{kind}": tensor for kind, tensor in own.items()}
     return Converted(state, len(parameters), restored)
 
 
-def _weights(
+def weights_of(
     source: Source, layout: Layout, config: ModelConfig, parameters: dict[str, torch.nn.Parameter], location: str
 ) -> dict[str, Tensor]:
     """A weight for each parameter of the model, of its shape."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from data_pipeline.untrusted import UnsafeNameError
+from data_pipeline.untrusted import UnsafeNameError, in_one_line
 from train.checkpoint.importing.config_json import CONFIG, check_stated, read_stated
 from train.checkpoint.importing.convert import Converted, convert
 from train.checkpoint.importing.kinds import KINDS
@@ -85,7 +85,7 @@ def import_checkpoint(request: Request) -> Imported:
     location = str(request.source)
     notes: list[str] = []
     given = _given_recipe(request, run)
-    source = _read(request)
+    source = read_source(request.kind, request.source)
     config = given or recipe_for(source.stated, run or Path(request.target), location)
     if source.stated is not None:
         check_stated(source.stated, config.model, location)
@@ -119,21 +119,20 @@ def _given_recipe(request: Request, run: Path | None) -> Recipe | None:
     return None
 
 
-def _read(request: Request) -> Source:
-    """The source as its reader returns it. CheckpointError if it cannot be read."""
-    reader = import_module(KINDS[request.kind].reader)
+def read_source(kind: str, folder: Path) -> Source:
+    """A folder as the reader of its kind (a key of KINDS) returns it. CheckpointError if it cannot be read."""
+    reader = import_module(KINDS[kind].reader)
     try:
-        source: Source = reader.read(request.source)
+        source: Source = reader.read(folder)
     except _UNREADABLE as error:
-        said = " ".join(str(error).split())[:500]
         raise CheckpointError(
-            f"{request.source} cannot be read as a {request.kind} checkpoint: {said}; it may be incomplete or of "
-            "another kind (--from)"
+            f"{folder} cannot be read as a {kind} checkpoint: {in_one_line(error)}; it may be incomplete or of another "
+            "kind (--from)"
         ) from error
     if not source.weights:
-        raise CheckpointError(f"{request.source} has no weights that a {request.kind} checkpoint would have")
+        raise CheckpointError(f"{folder} has no weights that a {kind} checkpoint would have")
     if source.stated is None:
-        source.stated = read_stated(request.source)
+        source.stated = read_stated(folder)
     return source
 
 
@@ -198,7 +197,7 @@ def _save(
         recipe=recipe.model_dump(mode="json"),
         attachments=tokenizer.files,
     )
-    tokens = step * recipe.train.global_batch_size * recipe.model.seq_len
+    tokens = recipe.batch_sizes.first_sample(step) * recipe.model.seq_len
     extra = {"skipped": 0, "guard": Guard(GuardConfig()).state(), "imported": imported}
     manager.save(SavedProgress(step, tokens, extra=extra), state, {})
     manager.close()
