@@ -53,7 +53,7 @@ clean:  ## remove the environments and everything that was built
 $(INSTALLED): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) $(PIP) --constraint .ci/constraints.txt torch setuptools wheel ninja
-	$(PY) $(PIP) --constraint .ci/constraints.txt --no-build-isolation --editable ".[dev,docs,s3,tiktoken,fp8,wandb,mlflow,plots,lm-eval]"
+	$(PY) $(PIP) --constraint .ci/constraints.txt --no-build-isolation --editable ".[dev,docs,s3,tiktoken,fp8,wandb,mlflow,plots,lm-eval,serve]"
 	touch $@
 
 $(PEERS)/.installed: .ci/constraints.txt

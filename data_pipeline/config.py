@@ -71,6 +71,50 @@ class WeightChange(BaseModel):
     """One weight for each source, 0 or above."""
 
 
+def check_one_place(schedule: str, step: int | None, tokens: float | None) -> None:
+    """ValueError unless a change of a schedule has either a step or a number of tokens."""
+    if (step is None) == (tokens is None):
+        raise ValueError(f"each change of train.{schedule} needs either step ({step}) or tokens ({tokens})")
+
+
+class BatchSizeChange(BaseModel):
+    """A new global batch size, used from one step onwards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    step: int | None = Field(default=None, gt=0, le=1 << 40)
+    """First optimizer step (counted from 0) with this size. Skipped batches count as steps."""
+    tokens: float | None = Field(default=None, gt=0, le=1e18)
+    """In place of `step`: tokens of the batches before it. The first step that has so many before it is meant."""
+    global_batch_size: int = Field(gt=0, le=1 << 31)
+    """Sequences per optimizer step, summed over all ranks."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "BatchSizeChange":
+        """Each change needs either `step` or `tokens`."""
+        check_one_place("batch_schedule", self.step, self.tokens)
+        return self
+
+
+class SeqLenChange(BaseModel):
+    """Another length of the rows that the model gets, used from one step onwards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    step: int | None = Field(default=None, ge=0, le=1 << 40)
+    """First optimizer step (counted from 0) with this length. Skipped batches count as steps."""
+    tokens: float | None = Field(default=None, gt=0, le=1e18)
+    """In place of `step`: tokens of the batches before it. The first step that has so many before it is meant."""
+    seq_len: int = Field(gt=0)
+    """Tokens of a row, a divisor of `model.seq_len`."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "SeqLenChange":
+        """Each change needs either `step` or `tokens`."""
+        check_one_place("seq_len_schedule", self.step, self.tokens)
+        return self
+
+
 class DataConfig(BaseModel):
     """The training data of a run."""
 

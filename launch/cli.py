@@ -1,8 +1,8 @@
 """The `keepstep` command line.
 
-Each subcommand is a module of `launch.commands` with the command's name, imported only when the command is called. The
-module has `configure(parser)`, which adds the arguments, and `run(options) -> int`, which returns the exit code. An
-error that a user can fix is printed as one line; a bug keeps its traceback.
+Each subcommand is a module of `launch.commands`, or of a folder in it (ROOMS), with the command's name. It is imported
+only when the command is called. The module has `configure(parser)`, which adds the arguments, and `run(options) ->
+int`, which returns the exit code. An error that a user can fix is printed as one line; a bug keeps its traceback.
 """
 
 import argparse
@@ -16,33 +16,52 @@ GROUPS: dict[str, dict[str, str]] = {
     "train": {
         "demo": "run the whole system on this machine in minutes: train, kill, resume, compare, export",
         "run": "train a recipe on this machine, or as one node of several",
+        "sweep": "train a recipe with each combination of some values, and show the best",
+        "ladder": "train a ladder of model sizes, and predict the loss of the recipe's own",
         "plan": "compute what a run will take on any number of GPUs: memory, time, failures, cost",
         "submit": "submit a recipe to Slurm",
         "kubernetes": "print the manifest that trains a recipe on Kubernetes",
         "stop": "ask a run to save and stop",
+        "profile": "ask a run to profile its next steps: what they spend time on",
         "prove": "train, kill, resume and compare: report whether every bit is equal",
     },
     "data": {
         "data": "build, show, repack, audit and trace data sets",
     },
     "checkpoints and models": {
-        "checkpoint": "list, show, verify, compare, copy and import checkpoints",
+        "checkpoint": "list, show, verify, compare, copy, average, import and convert checkpoints",
         "eval": "compute the validation loss and perplexity of a checkpoint",
         "export": "write a checkpoint as a Hugging Face folder",
-        "generate": "continue a prompt with a trained model",
+        "generate": "continue prompts with a trained model",
+        "serve": "serve a trained model to clients of OpenAI's completions, on this machine",
     },
     "machines": {
         "doctor": "check this machine, or every node of a Slurm allocation, for what breaks runs",
     },
     "inspect": {
-        "status": "show the state of a run: step, speed, checkpoint, failure, slow ranks",
-        "report": "show how the time of a run was spent",
+        "status": "show the state of runs: step, speed, goodput, checkpoint, failure, slow ranks",
+        "diagnose": "say why a run failed, which rank is faulty, and what to do",
+        "watch": "show a run, or several, in the terminal while it runs",
+        "report": "write the figures of runs as one HTML file, or show where the time went",
+        "board": "show the curves of runs in TensorBoard",
         "schema": "print the JSON schema of recipes",
     },
 }
 """Names and summaries of the subcommands, in the groups and the order of `keepstep --help`."""
 
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+
+ROOMS = {
+    "sweep": "sweeps",
+    "ladder": "sweeps",
+    "profile": "monitoring",
+    "board": "monitoring",
+    "report": "monitoring",
+    "watch": "monitoring",
+    "generate": "models",
+    "serve": "models",
+}
+"""Folder below `launch/commands` of the commands that are not in it directly."""
 
 OVERVIEW = """\
 usage: keepstep COMMAND ...
@@ -113,7 +132,8 @@ def _call(name: str, arguments: list[str]) -> int:
 
 
 def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"launch.commands.{name}")
+    room = f"{ROOMS[name]}." if name in ROOMS else ""
+    return importlib.import_module(f"launch.commands.{room}{name}")
 
 
 def _parser(name: str, command: ModuleType) -> argparse.ArgumentParser:

@@ -174,7 +174,7 @@ def summarize(demo: Demo, kill: Kill, equal: bool, seconds: float) -> None:
     )
     print(
         "\nTry next:\n"
-        f"  .venv/bin/tensorboard --logdir {demo.root}\n"
+        f"  .venv/bin/keepstep report {demo.root / 'killed'} {demo.root / 'uninterrupted'}\n"
         f"  .venv/bin/keepstep status {demo.root / 'killed'}\n"
         f"  .venv/bin/keepstep generate {demo.root / 'killed'} --prompt 'class '\n"
         f"  .venv/bin/keepstep run recipes/laptop.yaml --ranks 2 {' '.join(demo.overrides[:2])} "

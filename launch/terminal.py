@@ -32,6 +32,12 @@ def add_json_option(parser: "argparse.ArgumentParser | argparse._MutuallyExclusi
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
+def add_average_option(parser: "argparse.ArgumentParser") -> None:
+    """Add `--average`, which every command that loads a model has."""
+    help = "take the average of the weights, which the run kept with optim.ema_decay"
+    parser.add_argument("--average", action="store_true", help=help)
+
+
 def print_json(document: Any) -> None:
     """Print a value as JSON on one line."""
     print(json.dumps(document), flush=True)

@@ -105,7 +105,7 @@ def test_the_run_resumes_with_the_losses_of_the_earlier_version(run: Path) -> No
 
 def test_the_records_of_the_run_can_be_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(run)]) == 0
-    assert main(["report", str(run)]) == 0
+    assert main(["report", str(run), "--text"]) == 0
 
 
 def test_the_data_set_can_be_shown_with_its_validation_split(capsys: pytest.CaptureFixture[str]) -> None:

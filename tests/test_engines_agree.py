@@ -14,6 +14,8 @@ from tests.parallel.ranks import run_ranks
 
 PROGRAM = "tests/parallel/engine_trial.py"
 FP32_TOLERANCE = 1e-5
+EMA_DECAY = 0.3
+"""Reached from step 6 on; before, the average follows the weights faster."""
 BF16_LOSS_TOLERANCE, BF16_NORM_TOLERANCE = 2e-3, 3e-2
 """Relative to fp32: bf16 keeps 8 bits, and gradients pass through three blocks of it."""
 
@@ -50,21 +52,34 @@ BF16 = {
         ("zero3", ZERO["zero3"], "selective"),
     )
 }
+MUP: dict[str, Any] = {"mup": {"base_width": 16}}
+"""A quarter of the model's width, so that groups of parameters differ in their learning rates."""
+MUP_CASES = {name: LAYOUTS[2][name] for name in ("ddp", "fsdp2", "tensor", *ZERO)}
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    return train(config_of(engine="single"))
+    return train(config_of(engine="single"), ema_decay=EMA_DECAY)
 
 
 @pytest.fixture(scope="module")
 def together() -> dict[int, dict[str, Any]]:
     """Rank 0's results by world size and name."""
-    return {n: run_ranks(PROGRAM, "train_each", n, {**cases, **_bf16(n)})[0] for n, cases in LAYOUTS.items()}
+    cases = {n: _averaging(layouts | _bf16(n)) | _mup(n) for n, layouts in LAYOUTS.items()}
+    return {n: run_ranks(PROGRAM, "train_each", n, of_size)[0] for n, of_size in cases.items()}
+
+
+def _averaging(cases: dict[str, Any]) -> dict[str, Any]:
+    return {name: {**settings, "model": {"ema_decay": EMA_DECAY}} for name, settings in cases.items()}
 
 
 def _bf16(world_size: int) -> dict[str, Any]:
     return {f"bf16 {name}": settings for name, settings in BF16.items()} if world_size == 2 else {}
+
+
+def _mup(world_size: int) -> dict[str, Any]:
+    cases = MUP_CASES if world_size == 2 else {}
+    return {f"muP {name}": {**settings, "model": MUP} for name, settings in cases.items()}
 
 
 def relative(ours: list[float], theirs: list[float]) -> float:
@@ -90,7 +105,10 @@ def test_losses_and_norms_agree_with_one_process(alone: Any, together: Any, worl
     result = together[world_size][name]
     assert relative(result["losses"], alone["losses"]) < FP32_TOLERANCE
     assert relative(result["norms"], alone["norms"]) < FP32_TOLERANCE
-    assert relative(result["validation"].tolist(), alone["validation"].tolist()) < FP32_TOLERANCE
+    for name in ("validation", "validation of the average"):
+        assert relative(result[name].tolist(), alone[name].tolist()) < FP32_TOLERANCE
+    of_average, of_weights = (result[name].sum() for name in ("validation of the average", "validation"))
+    assert abs(of_average - of_weights) > 10 * FP32_TOLERANCE * of_weights
 
 
 @pytest.mark.parametrize(("world_size", "name"), CASES)
@@ -101,6 +119,9 @@ def test_final_weights_and_optimizer_state_agree_with_one_process(
     assert difference(ours, theirs, "model.") < FP32_TOLERANCE
     assert difference(ours, theirs, "optim.") < FP32_TOLERANCE
     assert all(step.item() == 10 for key, step in ours.items() if key.endswith(".step"))
+    averages = [key for key in ours if key.endswith(".average")]
+    assert len(averages) == sum(key.startswith("model.") for key in ours)
+    assert all(not torch.equal(ours[key], ours[f"model.{key[6:-8]}"]) for key in averages)
 
 
 @pytest.mark.parametrize("name", BF16)
@@ -117,6 +138,22 @@ def test_bf16_keeps_unrounded_fp32_masters_that_change(alone: Any, together: Any
     gains = [value for key, value in result["after"].items() if key.startswith("model.") and "norm.weight" in key]
     assert gains
     assert all(gain.dtype == torch.float32 and (gain != 1.0).all() for gain in gains)
+
+
+@pytest.fixture(scope="module")
+def alone_with_mup() -> dict[str, Any]:
+    return train(config_of(engine="single"), **MUP)
+
+
+@pytest.mark.parametrize("name", MUP_CASES)
+def test_groups_with_their_own_learning_rates_agree_with_one_process(
+    alone: Any, alone_with_mup: Any, together: Any, name: str
+) -> None:
+    result, theirs = together[2][f"muP {name}"], alone_with_mup
+    assert relative(result["losses"], theirs["losses"]) < FP32_TOLERANCE
+    assert relative(result["norms"], theirs["norms"]) < FP32_TOLERANCE
+    assert difference(result["after"], theirs["after"], "model.") < FP32_TOLERANCE
+    assert relative(theirs["losses"], alone["losses"]) > 100 * FP32_TOLERANCE, "muP changes the run"
 
 
 def test_runs_of_the_same_layout_are_bit_equal(together: Any) -> None:

@@ -21,7 +21,7 @@ from data_pipeline.credentials import RedactingFormatter, redact
 from train.errors import USER_ERRORS, StoppedError
 from train.exit_codes import FAILED, STOPPED
 from train.health import garbage
-from train.health.safe_output import protect_output
+from train.health.safe_output import erase_view, protect_output
 from train.health.stop import StopRequest
 from train.run_folder import MAY_DIFFER
 
@@ -58,12 +58,14 @@ def main(arguments: Sequence[str]) -> NoReturn:
         code = train_recipe(options.recipe, options.overrides, stop, frozenset(options.allow))
     except USER_ERRORS as error:
         if rank == 0 or not _ended_by_launcher(stop):
+            erase_view()
             print(redact(f"keepstep: {error}"), file=sys.stderr)
         _report_to_torchrun(str(error))
         _exit_now(error.exit_code)
     except Exception as error:
         if _only_lost_a_peer(error) and _ended_by_launcher(stop):
             _exit_now(FAILED)
+        erase_view()
         print(redact(f"keepstep: rank {rank} failed:\n{traceback.format_exc()}"), file=sys.stderr)
         _report_to_torchrun(f"{type(error).__name__}: {error}")
         _exit_now(FAILED)

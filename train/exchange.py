@@ -2,8 +2,8 @@
 
 The engine adds it up together with the squares of the gradient norm (`Engine.step`), on the device. It carries the
 losses of this step, and what ranks must agree on before the next one: the number of targets of its global batch, and
-whether a rank quarantined a block of data, was asked to stop, or knows that time is up. So this rank reads the next
-batch while the device computes this one, and a step needs no exchange between hosts.
+whether a rank quarantined a block of data, was asked to stop or to profile, or knows that time is up. So this rank
+reads the next batch while the device computes this one, and a step needs no exchange between hosts.
 
 Shapes: S data sources, M metrics of the model, R = S + M.
 """
@@ -62,16 +62,26 @@ class Agreement(NamedTuple):
     """Whether a rank has quarantined a block of data, so that all must replace the same rows."""
     stop_requested: bool
     time_is_up: bool
+    profile_steps: int = 0
+    """Steps of which a profile is asked for (`train.profiling`)."""
+
+
+def word_of_rank_0(time_is_up: bool, profile_steps: int) -> int:
+    """Return what only rank 0 knows as one number.
+
+    The vector that is summed must not become longer: gloo would add its values up in another order, and so in other
+    bits."""
+    return 2 * profile_steps + time_is_up
 
 
 class Exchange:
     """This rank's micro batches, step by step, with what the ranks agree on before each step.
 
-    `flags` returns this rank's part of the agreement: whether it has quarantined a block, was asked to stop, and knows
-    that time is up."""
+    `flags` returns this rank's part of the agreement: whether it has quarantined a block, whether it was asked to stop,
+    and on rank 0 its `word_of_rank_0`, else 0."""
 
     def __init__(
-        self, batches: Iterator[list[Batch]], flags: Callable[[], Sequence[bool]], runtime: Runtime, n_sources: int
+        self, batches: Iterator[list[Batch]], flags: Callable[[], Sequence[float]], runtime: Runtime, n_sources: int
     ) -> None:
         self._batches, self._flags, self._runtime, self._n_sources = batches, flags, runtime, n_sources
         self._next: list[Batch] | None = None
@@ -121,8 +131,9 @@ class Exchange:
         return torch.cat((count_targets_by_source(micro_batches, self._n_sources), flags))
 
     def _agreement_of(self, facts: list[float]) -> Agreement:
-        *targets_S, quarantined, stop_requested, time_is_up = facts
-        return Agreement(targets_S, quarantined > 0, stop_requested > 0, time_is_up > 0)
+        *targets_S, quarantined, stop_requested, share_of_word = facts
+        word = round(share_of_word * self._runtime.layout.same_data_ranks)  # only one of those ranks gave it
+        return Agreement(targets_S, quarantined > 0, stop_requested > 0, bool(word % 2), word // 2)
 
 
 def sum_over_data_parallel(values: Tensor, runtime: Runtime) -> list[float]:

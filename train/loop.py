@@ -8,7 +8,8 @@ import logging
 
 from parallel.bootstrap import seed_rank
 from train.device_batch import loss_by_source, to_device
-from train.evaluate import evaluate
+from train.evaluation.scheduled import run_tasks_after_step
+from train.evaluation.validation import evaluate_after_step
 from train.exit_codes import FINISHED, STOPPED
 from train.health import garbage
 from train.optim.schedule import learning_rate
@@ -21,7 +22,6 @@ def train(run: Run) -> int:
     """Train until the recipe's last step or until a rank is asked to stop; return the exit code. Collective."""
     recipe, runtime, engine, guard = run.recipe, run.runtime, run.engine, run.guard
     loss_fn = loss_by_source(len(recipe.data.sources))
-    tokens_per_step = recipe.train.global_batch_size * recipe.model.seq_len
     progress = run.resumed_at
     time_is_up = False
     batches = run.open_batches(progress.data_step)
@@ -41,9 +41,10 @@ def train(run: Run) -> int:
 
     while progress.step < recipe.train.steps:
         run.enter("data", progress.step)
-        micro_batches, (targets_S, quarantined, stop_requested, time_is_up) = batches.next_step()
+        micro_batches, (targets_S, quarantined, stop_requested, time_is_up, profile_steps) = batches.next_step()
         if stop_requested or time_is_up:
             break
+        run.profile(progress, profile_steps)
         if quarantined:  # before the batch is used: all ranks must replace the same rows
             batches = run.share_quarantine(progress)
             continue
@@ -76,26 +77,28 @@ def train(run: Run) -> int:
             continue
         if verdict == "report":
             run.report_spike(progress, why)
-        progress = progress.after_step(tokens_per_step)
+        progress = progress.after_step(run.tokens_of(progress.data_step))
         run.log_step(progress, losses, lr, grad_norm)
 
         if recipe.guard.compare_replicas_every and progress.step % recipe.guard.compare_replicas_every == 0:
             run.compare_replicas()
         saves_locally = bool(recipe.checkpoint.local_dir) and progress.step % recipe.checkpoint.local_every == 0
-        if recipe.evaluates_after(progress.step) or recipe.saves_after(progress.step) or saves_locally:
+        pauses = recipe.evaluates_after(progress.step) or recipe.runs_tasks_after(progress.step)
+        if pauses or recipe.saves_after(progress.step) or saves_locally:
             batches.ask_again()  # a stop that is requested meanwhile must not wait for another step
         # Before the save, so that the checkpoint knows its validation loss.
-        if recipe.evaluates_after(progress.step) and (validation := evaluate(run, progress.step)):
-            progress = progress.evaluated(validation.loss)
-            run.metrics.write_evaluation(progress.step, {"validation_loss": validation.loss})
-            log.info("step %d  validation loss %.4f (%d tokens)", progress.step, validation.loss, validation.targets)
+        if recipe.evaluates_after(progress.step):
+            progress = evaluate_after_step(run, progress)
         if recipe.saves_after(progress.step):
             run.save(progress)
         elif saves_locally:
             run.save(progress, local=True)
+        if recipe.runs_tasks_after(progress.step):
+            run_tasks_after_step(run, progress.step)
         run.checkpoints.poll()
         garbage.collect(progress.step)
 
+    run.profiler.finish()
     run.ensure_saved(progress)
     finished = progress.step >= recipe.train.steps or time_is_up
     reason = run.stop.reason if run.stop else None if finished else "another rank was asked to stop"

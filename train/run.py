@@ -1,11 +1,12 @@
 """A run: the objects that the loop uses, and its actions besides computing steps. `train/start.py` builds it."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 
 from data_pipeline.atomic_file import write_atomic
+from data_pipeline.batch_sizes import value_at
 from data_pipeline.stream.stream import Stream
 from parallel.bootstrap import Runtime
 from parallel.collectives import gather_objects
@@ -13,14 +14,16 @@ from parallel.engine import Engine
 from train.checkpoint.manager import CheckpointManager, SavingFailedError
 from train.config import Recipe
 from train.config_file import recipe_as_yaml, resolved_recipe
-from train.exchange import Exchange, StepLosses
+from train.exchange import Exchange, StepLosses, word_of_rank_0
 from train.health.guard import Guard
 from train.health.injected_faults import FaultInjector
 from train.health.replicas import compare_replicas
 from train.health.stop import StopRequest
 from train.health.watchdog import Probe, Watchdog
 from train.model.attention import AttentionChoice
+from train.model.flops import flops_per_token
 from train.model.gpt import metric_names
+from train.profiling.profiler import Profiler
 from train.records import device_readings
 from train.records.clock import Clock, Lap, uptime
 from train.records.compilation import CompilationMonitor
@@ -56,6 +59,7 @@ class Run:
     probe: Probe
     guard: Guard
     compilation: CompilationMonitor
+    profiler: Profiler
     speed: Speed
     attention: AttentionChoice
     resumed_at: Progress
@@ -76,6 +80,7 @@ class Run:
             self.compilation.begin()
         self.clock.enter("compile" if phase == "forward" and self.compilation.expected else phase)
         self.watchdog.enter_phase(phase, step)
+        self.profiler.enter(phase)
         self.faults.inject(phase, step)
 
     def open_batches(self, data_step: int) -> Exchange:
@@ -87,12 +92,23 @@ class Run:
             micro_batch_size=train.micro_batch_size,
             rank=self.runtime.data_parallel_rank,
             world_size=self.runtime.data_parallel_size,
+            batch_changes=self.recipe.batch_changes,
+            seq_lens=self.recipe.seq_lens,
         )
         return Exchange(batches, self._flags, self.runtime, len(self.recipe.data.sources))
 
-    def _flags(self) -> tuple[bool, bool, bool]:
+    def _flags(self) -> tuple[bool, bool, int]:
         """Return what this rank must tell the others before a step (`train.exchange.Agreement`)."""
-        return self.stream.has_new_quarantine, bool(self.stop), self.is_time_up
+        word = word_of_rank_0(self.is_time_up, self.profiler.asked_steps())
+        return self.stream.has_new_quarantine, bool(self.stop), word
+
+    def profile(self, progress: Progress, asked_steps: int) -> None:
+        """End or begin a profile where that is due, and mark the next step in it. Call between two steps."""
+        step = progress.step + 1
+        if self.profiler.changes_before(step, asked_steps):
+            self.enter("profile", progress.step)
+            self.profiler.change_before(step, asked_steps)
+        self.profiler.begin_step(step)
 
     def keep_recipe(self) -> None:
         """Write the recipe to the run folder on rank 0. Call when all checks of this start have passed."""
@@ -111,7 +127,8 @@ class Run:
         step_seconds = sum(seconds.get(kind, 0.0) for kind in ("data_wait", "compile", "step"))
         if why := self.compilation.report(progress.step, step_seconds):
             self.record("compiled_again", step=progress.step, why=why, took_seconds=round(step_seconds, 3))
-        record = step_record(progress, losses.mean, lr, grad_norm, seconds, self.speed.of_step(step_seconds))
+        speeds = self._speed_of(progress).of_step(step_seconds)
+        record = step_record(progress, losses.mean, lr, grad_norm, seconds, speeds)
         record |= self.watchdog.readings({MEMORY: record[MEMORY]})
         record |= losses.by_source(self.stream.source_names) | losses.metrics(metric_names(self.recipe.model))
         self.metrics.write_step(progress.step, record | {"attempt": self.attempt}, step_seconds)
@@ -178,8 +195,27 @@ class Run:
         """Raise CorruptionError if ranks that hold replicas of the same tensors disagree. Collective."""
         compare_replicas(self.engine.replicated_tensors(), self.runtime.device)
 
+    def tokens_of(self, data_step: int) -> int:
+        """Return the tokens of a global batch."""
+        return self._batch_size(data_step) * self.recipe.model.seq_len
+
+    def _batch_size(self, data_step: int) -> int:
+        return self.stream.first_sample(data_step + 1) - self.stream.first_sample(data_step)
+
+    def _speed_of(self, progress: Progress) -> Speed:
+        """Return what turns the seconds of the step that was just finished into speeds."""
+        recipe, data_step = self.recipe, progress.data_step - 1
+        seq_len = value_at(((0, recipe.model.seq_len), *recipe.seq_lens), data_step)
+        if seq_len == recipe.model.seq_len:
+            return replace(self.speed, tokens_per_step=self.tokens_of(data_step))
+        flops = flops_per_token(recipe.model.model_copy(update={"seq_len": seq_len}))
+        return replace(self.speed, tokens_per_step=self.tokens_of(data_step), flops_per_token=flops)
+
     def _samples(self, progress: Progress) -> dict[str, int]:
         """Return which samples the next batch holds; `keepstep data trace` shows their documents."""
-        size = self.recipe.train.global_batch_size
         first = self.stream.first_sample(progress.data_step)
-        return {"data_step": progress.data_step, "first_sample": first, "samples": size}
+        return {
+            "data_step": progress.data_step,
+            "first_sample": first,
+            "samples": self._batch_size(progress.data_step),
+        }

@@ -53,6 +53,21 @@ class RunFolder:
         return self.root / "sinks"
 
     @property
+    def tasks(self) -> Path:
+        """Folder of the results of tasks, `step-N.json` for each evaluation."""
+        return self.root / "tasks"
+
+    @property
+    def profiles(self) -> Path:
+        """Folder of the profiles, `step-N` for each."""
+        return self.root / "profiles"
+
+    @property
+    def profile_request(self) -> Path:
+        """A file that `keepstep profile` creates. A run that finds it profiles its next steps and removes it."""
+        return self.root / "PROFILE"
+
+    @property
     def logs(self) -> Path:
         """Folder of the ranks' logs and stacks."""
         return self.root / "logs"

@@ -48,7 +48,7 @@ def resolve_length(tree: dict[str, Any]) -> None:
         train["steps"] = PLACEHOLDER_STEPS  # the same mistakes are found again, and then reported
         return
     sequences = length / recipe.model.seq_len if name == "tokens" else length * _sequences_of_an_epoch(recipe)
-    train["steps"] = max(1, math.ceil(sequences / recipe.train.global_batch_size))
+    train["steps"] = max(1, recipe.batch_sizes.steps_for(math.ceil(sequences)))
 
 
 def _positive(name: str, text: Any) -> float:

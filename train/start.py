@@ -21,6 +21,7 @@ from train.checkpoint.format.attachments import plain_files
 from train.checkpoint.manager import CheckpointManager, SavedProgress
 from train.config import Recipe
 from train.errors import ConfigError, DivergedError, ExhaustedError, StoppedError
+from train.evaluation.scheduled import prepare_tasks
 from train.exit_codes import FAILED
 from train.health import garbage
 from train.health.device_memory import memory_breakdown
@@ -36,6 +37,8 @@ from train.model.attention import FORMS, AttentionChoice, choose_form
 from train.model.flops import count_parameters, flops_per_token, measure_matmul_peak
 from train.model.gpt import GPT, initial_value
 from train.optim.groups import build_optimizer
+from train.profiling.profiler import Profiler
+from train.profiling.request import ProfileRequest
 from train.records.clock import Clock, Lap, uptime
 from train.records.compilation import CompilationMonitor
 from train.records.events import EventLog, events_backwards, read_events
@@ -47,6 +50,7 @@ from train.records.progress import Progress
 from train.resume import resume
 from train.run import Run
 from train.run_folder import RunFolder
+from train.sinks.open_sinks import check_sinks, open_sinks
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +120,10 @@ def _with_way_back(recipe: Recipe) -> Iterator[None]:
 
 
 def _release_folder(folder: RunFolder, lease: Lease | None) -> None:
-    """Remove the stop request, which has been met, and release the lease. Does nothing on ranks without the lease."""
+    """Remove the requests to stop and to profile, and release the lease. Does nothing on ranks without the lease."""
     if lease is not None:
         folder.stop_request.unlink(missing_ok=True)
+        ProfileRequest(folder.profile_request).remove()
         lease.release()
 
 
@@ -157,6 +162,8 @@ def _build_run(
     attention = AttentionChoice(choose_form(recipe.parallel.attention, runtime.device.type, recipe.parallel.precision))
     if is_rank_0:
         check_space(recipe, folder.checkpoints)
+        check_sinks(recipe)
+        prepare_tasks(recipe.train.evaluations.tasks)
         stream.check_tokenizers()
     announce(recipe, runtime, stream)
     faults.inject("start", 0)
@@ -195,8 +202,7 @@ def _build_run(
         checkpoints=checkpoints,
         metrics=Metrics(
             folder.metrics,
-            folder.tensorboard,
-            first_step=progress.step + 1,
+            open_sinks(recipe, first_step=progress.step + 1),
             total_steps=recipe.train.steps,
             log_every=recipe.train.log_every,
             enabled=is_rank_0,
@@ -211,6 +217,13 @@ def _build_run(
         probe=Probe(runtime.device),
         guard=Guard(recipe.guard, None if saved is None else saved.extra["guard"]),
         compilation=CompilationMonitor(recipe.parallel.compile),
+        profiler=Profiler(
+            recipe.train.profile,
+            folder.profiles,
+            runtime,
+            record,
+            ProfileRequest(folder.profile_request) if is_rank_0 else None,
+        ),
         speed=_measure_speed(recipe, runtime),
         attention=attention,
         resumed_at=progress,
@@ -241,7 +254,8 @@ def _keep_attention(
 ) -> None:
     """Continue with the checkpoint's form of attention, if the recipe leaves it open and this device computes it."""
     earlier = None if saved is None else saved.extra.get("attention")
-    if recipe.parallel.attention == "auto" and earlier in FORMS.get(runtime.device.type, ()):
+    waits = earlier == "flash" and recipe.parallel.cuda_graphs  # for the device, which a graph cannot
+    if recipe.parallel.attention == "auto" and earlier in FORMS.get(runtime.device.type, ()) and not waits:
         attention.form = earlier
     record("attention", form=attention.form)
     log.info("attention in the form %s", attention.form)
@@ -283,18 +297,24 @@ def identity_of(recipe: Recipe) -> dict[str, Any]:
 
     Differences in `noted` (`train.checkpoint.load.NOTED`) are reported and need no permission."""
     schedule = {"lr", "min_lr_ratio", "schedule", "warmup_steps", "decay_steps"}
-    clipping = {"max_grad_norm"}
+    free = {"max_grad_norm", "ema_decay"}
     return {
         "model": recipe.model.model_dump(mode="json", exclude={"dropout", "init_std"}),
-        "schedule": {"steps": recipe.train.steps, **recipe.optim.model_dump(mode="json", include=schedule)},
-        "optimizer": recipe.optim.model_dump(mode="json", exclude=schedule | clipping),
+        "schedule": {
+            "steps": recipe.train.steps,
+            **recipe.optim.model_dump(mode="json", include=schedule),
+            **({"seq_lens": [list(change) for change in recipe.seq_lens]} if recipe.seq_lens else {}),
+        },
+        "optimizer": recipe.optim.model_dump(mode="json", exclude=schedule | free),
         "dropout": recipe.model.dropout,
         "seed": recipe.train.seed,
         "batch_size": recipe.train.global_batch_size,
+        "batch_changes": [list(change) for change in recipe.batch_changes],
         "data_weights": [source.weight for source in recipe.data.sources],
         "weight_changes": [[change.step, list(change.weights)] for change in recipe.data.weight_changes],
         "noted": {
             "optim.max_grad_norm": recipe.optim.max_grad_norm,
+            "optim.ema_decay": recipe.optim.ema_decay,
             "train.micro_batch_size": recipe.train.micro_batch_size,
             "parallel": recipe.parallel.model_dump(mode="json", include={"engine", "tensor", "precision", "compile"}),
             "guard.on_spike": recipe.guard.on_spike,
@@ -338,6 +358,10 @@ def announce(recipe: Recipe, runtime: Runtime, stream: Stream) -> None:
         accumulation,
         train.micro_batch_size,
     )
+    for step, size in recipe.batch_changes:
+        log.info("from step %d on: %d sequences = %d tokens a step", step, size, size * model.seq_len)
+    for step, seq_len in recipe.seq_lens:
+        log.info("from step %d on: rows of %d tokens, %d from each sequence", step, seq_len, model.seq_len // seq_len)
     if train.eval_every and train.eval_sequences and not stream.has_validation:
         log.warning(
             "train.eval_every is %d, but no source has validation documents, so there will be no validation loss; "

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.batch_sizes import BatchSizes, Changes
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.progress import Progress, silent
 from data_pipeline.shards.dataset import DataSet
 from data_pipeline.stream.counters import Counts, add, count, from_json
 from data_pipeline.stream.mixture import Samples
-from data_pipeline.stream.plan import BatchSizes, Plan, plan_sources, rank_samples, with_weights
+from data_pipeline.stream.plan import Plan, plan_sources, rank_samples, with_weights
 from data_pipeline.stream.saved_state import check_unchanged, describe, merge_states
 
 CHUNK_SAMPLES = 1 << 16
@@ -50,17 +51,23 @@ class Audit:
     """Whether the counters of a checkpoint were compared with the plan."""
 
 
-def plan_of(config: DataConfig, seq_len: int, global_batch_size: int, states: Sequence[dict[str, Any]]) -> Plan:
+def plan_of(
+    config: DataConfig,
+    seq_len: int,
+    global_batch_size: int,
+    states: Sequence[dict[str, Any]],
+    batch_changes: Changes = (),
+) -> Plan:
     """The plan of a run, with the weights that it had until `states` were saved. Without states: of a new run.
 
-    DataError if the data changed since."""
+    `batch_changes`: the planned changes of the batch size. DataError if the data changed since."""
     datasets = [DataSet(source.path, source.mirror) for source in config.sources]
     plan = plan_sources(config, datasets, seq_len)
     if not states:
-        return with_weights(plan, config, BatchSizes.of(global_batch_size))
+        return with_weights(plan, config, BatchSizes.of(global_batch_size, changes=batch_changes))
     saved = states[0]
     check_unchanged(saved, config.seed, seq_len, [describe(dataset) for dataset in datasets])
-    sizes = BatchSizes.of(global_batch_size, saved)
+    sizes = BatchSizes.of(global_batch_size, saved, batch_changes)
     return with_weights(plan, config, sizes, saved["samples"], saved["weights"])
 
 

@@ -67,6 +67,10 @@ class Samples:
         """The chosen samples."""
         return Samples(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
+    def repeated(self, times: int) -> "Samples":
+        """Each sample so many times, one after another."""
+        return Samples(*(np.repeat(getattr(self, field.name), times) for field in fields(self)))
+
 
 def joined(parts: Sequence[Samples]) -> Samples:
     """The samples of all parts, in order."""

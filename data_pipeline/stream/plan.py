@@ -4,13 +4,13 @@ The plan is the same on every rank and does not depend on the number of ranks. `
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from data_pipeline.batch_sizes import BatchSizes
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.shards.dataset import DataSet
@@ -20,40 +20,10 @@ from data_pipeline.stream.order import LANES, Indices, SourceOrder, source_order
 
 log = logging.getLogger(__name__)
 
+_ONE_EACH = BatchSizes(((0, 1),))
+
 WeightLog = list[list[Any]]
 """[first sample, weights] of each phase, in order, as JSON values."""
-
-
-@dataclass(frozen=True)
-class BatchSizes:
-    """Global batch sizes, each from one step of the data onwards."""
-
-    log: tuple[tuple[int, int], ...]
-    """(first step, sequences in a global batch), in order of step. The first one begins at step 0."""
-
-    @classmethod
-    def of(cls, size: int, saved: Mapping[str, Any] | None = None) -> "BatchSizes":
-        """The sizes of a run that continues with `size` from a saved state of the stream; None: from step 0."""
-        if saved is None:
-            return cls(((0, size),))
-        log = [(first, past) for first, past in saved.get("batch_sizes", [[0, saved["global_batch_size"]]])]
-        if log[-1][1] != size:
-            log = [entry for entry in log if entry[0] < saved["step"]] + [(saved["step"], size)]
-        return cls(tuple(log))
-
-    def size(self, step: int) -> int:
-        """Sequences in the global batch of a step, counted from 0."""
-        return next(size for first, size in reversed(self.log) if first <= step)
-
-    def first_sample(self, step: int) -> int:
-        """Global sample at which a step begins, counted from 0."""
-        before = sum((later - first) * size for (first, size), (later, _) in pairwise(self.log) if later <= step)
-        first, size = next(entry for entry in reversed(self.log) if entry[0] <= step)
-        return before + (step - first) * size
-
-    def as_json(self, step: int) -> list[list[int]]:
-        """The sizes up to a step, as JSON values."""
-        return [[first, size] for first, size in self.log if first <= step]
 
 
 @dataclass(frozen=True)
@@ -64,7 +34,7 @@ class Plan:
     orders: tuple[SourceOrder, ...]
     cuts: tuple[int, ...]
     """Number of rows of seq_len tokens that a stored row is cut into, by source."""
-    batch_sizes: BatchSizes = BatchSizes(((0, 1),))
+    batch_sizes: BatchSizes = _ONE_EACH
     phases: tuple[Phase, ...] = field(default=(), repr=False)
 
     def locate(self, samples: Indices) -> Samples:

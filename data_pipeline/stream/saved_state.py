@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from data_pipeline.batch_sizes import BatchSizes
 from data_pipeline.config import check_one_line
 from data_pipeline.errors import DataError
 from data_pipeline.shards.dataset import DataSet
 from data_pipeline.shards.manifest import TRAIN, Count
 from data_pipeline.stream.counters import add, from_json, to_json
-from data_pipeline.stream.plan import BatchSizes
 
 STATE_VERSION = 1
 _STRICT = ConfigDict(strict=True, extra="ignore")

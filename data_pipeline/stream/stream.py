@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import xxhash
 
+from data_pipeline.batch_sizes import BatchSizes, Changes
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.shards.cache import BlockCache
@@ -22,7 +23,7 @@ from data_pipeline.stream.counters import from_json, to_json
 from data_pipeline.stream.group_reader import GroupReader
 from data_pipeline.stream.mixture import Samples
 from data_pipeline.stream.overlap import check_splits
-from data_pipeline.stream.plan import BatchSizes, plan_sources, with_weights
+from data_pipeline.stream.plan import plan_sources, with_weights
 from data_pipeline.stream.prefetch import Prefetch
 from data_pipeline.stream.saved_state import (
     STATE_VERSION,
@@ -99,33 +100,48 @@ class Stream:
             self._running = None
 
     def steps(
-        self, *, first_step: int, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int
+        self,
+        *,
+        first_step: int,
+        global_batch_size: int,
+        micro_batch_size: int,
+        rank: int,
+        world_size: int,
+        batch_changes: Changes = (),
+        seq_lens: Changes = (),
     ) -> Iterator[list[Batch]]:
         """This rank's micro batches of each step from `first_step` on, endlessly. A new call ends the one before.
 
-        DataError if the batch sizes do not fit, or a resumed run would begin at another sample."""
-        if global_batch_size % (micro_batch_size * world_size):
-            raise DataError(
-                f"train.global_batch_size ({global_batch_size}) must be a multiple of train.micro_batch_size "
-                f"({micro_batch_size}) x data-parallel ranks ({world_size})"
-            )
+        `batch_changes` and `seq_lens`: the global batch size and the tokens of a row from later steps on. Where rows
+        are shorter, a micro batch has as many more of them, so it has the same tokens. DataError if the batch sizes do
+        not fit, or a resumed run would begin at another sample."""
+        for size in (global_batch_size, *(size for _, size in batch_changes)):
+            if size % (micro_batch_size * world_size):
+                raise DataError(
+                    f"train.global_batch_size ({size}) must be a multiple of train.micro_batch_size "
+                    f"({micro_batch_size}) x data-parallel ranks ({world_size})"
+                )
         self._stop_reading()
-        self._begin(first_step, global_batch_size, rank, world_size)
-        micro_batches = global_batch_size // (micro_batch_size * world_size)
+        sizes = self._begin(first_step, global_batch_size, batch_changes, rank, world_size)
+        micro_batches = sizes.size(first_step) // (micro_batch_size * world_size)
         ahead = self._config.prefetch_batches
         together = min(ahead, READ_TOKENS // (micro_batch_size * self._seq_len))
-        steps = max(1, together // micro_batches)
-        reader = GroupReader(self._plan, self._train, self.cache, self._seq_len, self.end_of_document, *self._rank)
-        groups = reader.read(first_step, steps, micro_batch_size)
+        reader = GroupReader(
+            self._plan, self._train, self.cache, self._seq_len, self.end_of_document, *self._rank, seq_lens
+        )
+        groups = reader.read(first_step, together, micro_batch_size)
         if ahead:
+            steps = max(1, together // micro_batches)
             self._running = Prefetch(groups, depth=max(1, ahead // (micro_batches * steps)))
             groups = self._running
-        return self._steps_of(groups, first_step, micro_batches)
+        return self._steps_of(groups, first_step, micro_batch_size * world_size)
 
-    def _begin(self, first_step: int, global_batch_size: int, rank: int, world_size: int) -> None:
+    def _begin(
+        self, first_step: int, global_batch_size: int, changes: Changes, rank: int, world_size: int
+    ) -> BatchSizes:
         _keep_freed_memory()
         saved, self._restored = self._restored, None
-        sizes = BatchSizes.of(global_batch_size, saved)
+        sizes = BatchSizes.of(global_batch_size, saved, changes)
         if saved is not None:
             check_first_sample(saved, first_step, sizes)
         past = saved["weights"] if saved is not None else None
@@ -133,12 +149,15 @@ class Stream:
         self._rank = (rank, world_size)
         # Rank 0 alone continues the counters of the run before, so that the sum over all ranks is right.
         self._usage = Usage(from_json(saved["counters"]) if saved is not None and rank == 0 else None)
+        return sizes
 
     def _steps_of(
-        self, groups: Iterator[tuple[Samples, list[Batch]]], first_step: int, micro_batches: int
+        self, groups: Iterator[tuple[Samples, list[Batch]]], first_step: int, sequences: int
     ) -> Iterator[list[Batch]]:
-        step = first_step
+        """The micro batches of each step. `sequences`: those of one micro batch on all ranks together."""
+        sizes, step = self._plan.batch_sizes, first_step
         for samples, read in groups:
+            micro_batches = sizes.size(step) // sequences
             steps = len(read) // micro_batches
             self._usage.add(step, steps, samples)
             for start in range(0, len(read), micro_batches):

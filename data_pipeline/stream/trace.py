@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.batch_sizes import Changes
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.shards.cache import BlockCache
@@ -55,11 +56,12 @@ def trace(
     step: int,
     positions: Sequence[int] | None = None,
     states: Sequence[dict[str, Any]] = (),
+    batch_changes: Changes = (),
 ) -> list[TracedSample]:
     """The samples of step number `step`, counted from 0, at these positions in the global batch; None: at all.
 
     `states` are those of a checkpoint of the run. DataError if a position is out of range or the data changed."""
-    plan = plan_of(config, seq_len, global_batch_size, states)
+    plan = plan_of(config, seq_len, global_batch_size, states, batch_changes)
     size = plan.batch_sizes.size(step)
     positions = range(size) if positions is None else positions
     if any(not 0 <= position < size for position in positions):

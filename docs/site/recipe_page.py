@@ -57,8 +57,18 @@ def _sections(model: type[BaseModel], prefix: str, introduction: str = "") -> It
         yield "Rules across settings:\n\n" + "".join(f"- {rule}\n" for rule in rules)
     for name, field in model.model_fields.items():
         if section := _section_of(field.annotation):
-            listed = f"A list; `{prefix}{name}.0` is its first item. {field.description}"
-            yield from _sections(section, f"{prefix}{name}.", "" if field.annotation is section else listed)
+            yield from _sections(section, f"{prefix}{name}.", _introduction(f"{prefix}{name}", field))
+
+
+def _introduction(name: str, field: FieldInfo) -> str:
+    """Returns what stands before the table of a section; empty if its class says it."""
+    match get_origin(field.annotation):
+        case None:
+            return ""
+        case origin if origin is tuple:
+            return f"A list; `{name}.0` is its first item. {field.description}"
+        case _:
+            return field.description or ""
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:

@@ -28,8 +28,8 @@ def pages(root: Path) -> dict[str, str]:
         ),
         "reference/metrics.md": names(
             "Metrics",
-            "Each line of `RUN/metrics.jsonl` is the record of one step or of one evaluation. TensorBoard shows the "
-            "numbers under the same names.",
+            "Each line of `RUN/metrics.jsonl` is the record of one step or of one evaluation. Sinks show the "
+            "numbers under [tags](../monitoring.md#names).",
             "Name",
             METRICS,
         ),

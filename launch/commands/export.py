@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launch.output import output_to
-from launch.terminal import add_json_option, print_json, progress
+from launch.terminal import add_average_option, add_json_option, print_json, progress
 from train.exit_codes import FAILED, FINISHED
 from train.health.stop import abort_on_signals
 
@@ -18,6 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="reload the model and compare logits; token ids are always compared"
     )
+    add_average_option(parser)
     add_json_option(parser)
 
 
@@ -36,7 +37,7 @@ def _export(options: argparse.Namespace) -> int:
 
     stages = progress(f"exporting {options.run}", 2 + options.check, "stages")  # load, write, check
     writing = output_to(options.out, "nothing was left there")
-    with writing, stages as advance, open_trained(options.run) as trained:
+    with writing, stages as advance, open_trained(options.run, options.average) as trained:
         advance(1)
         texts = export(trained, options.out)
         advance(1)

@@ -1,4 +1,4 @@
-"""`keepstep status`: show the state of a run, read from its folder alone (`launch/inspect/run_status.py`)."""
+"""`keepstep status`: show the state of a run, or of several, read from their folders alone (`launch/inspect`)."""
 
 import argparse
 import time
@@ -7,29 +7,86 @@ from pathlib import Path
 from typing import Any
 
 from launch.inspect.events import describe
-from launch.inspect.run_status import RunStatus, read_status, require_run
+from launch.inspect.overview import Overview, overview_of, runs_at
+from launch.inspect.run_status import RunStatus, is_run, read_status
 from launch.numbers import whole
 from launch.terminal import add_json_option, duration, local_time, print_facts, print_json, print_table, visible
+from train.errors import ConfigError
+
+EXAMPLES = """\
+examples:
+  keepstep status                            # all runs in runs/
+  keepstep status runs/laptop --events 20    # one run in full
+  keepstep status runs/a runs/b /scratch/me/runs --json
+"""
+COLUMNS = (
+    "run",
+    "state",
+    ">step",
+    ">loss",
+    ">tokens/s",
+    ">goodput",
+    ">checkpoint",
+    ">restarts",
+    "job",
+    "held by",
+    "why it failed first",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `keepstep status`."""
-    parser.epilog = "example: keepstep status runs/laptop --events 20"
-    parser.add_argument("run", type=Path, help="run folder, such as runs/laptop")
+    parser.epilog = EXAMPLES
     parser.add_argument(
-        "--events", type=whole("--events", 0), default=5, metavar="N", help="show the last N events (default: 5)"
+        "runs", nargs="*", type=Path, metavar="RUN", help="run folders, or folders that have some (default: runs)"
     )
+    parser.add_argument("--events", type=whole("--events", 0), metavar="N", help="last events of one run (default: 5)")
     add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the state of the run."""
-    require_run(options.run)
-    status = read_status(options.run, time.time(), options.events)
+    """Print the state of one run in full, or one line for each of several."""
+    paths: list[Path] = options.runs
+    if len(paths) == 1 and is_run(paths[0]):
+        return _show_one(paths[0], 5 if options.events is None else options.events, options.json)
+    runs = runs_at(paths)
+    if options.events is not None:
+        raise ConfigError(f"--events ({options.events}) is for one run, and there are {len(runs)}; name one run folder")
+    lines = [overview_of(path) for path in runs]
     if options.json:
+        print_json({"runs": [asdict(line) for line in lines]})
+    elif lines:
+        print_table(COLUMNS, [cells(line) for line in lines])
+    else:
+        print("there are no runs here; `keepstep run RECIPE` starts one")
+    return 0
+
+
+def cells(line: Overview) -> list[str]:
+    """Return the cells of a run in the table, in the order of COLUMNS."""
+    of_all = f" of {line.steps:,}" if line.steps else ""
+    speed = "" if line.tokens_per_second is None else f"{line.tokens_per_second:,.0f}"
+    return [
+        line.run,
+        line.state,
+        "" if line.step is None else f"{line.step:,}{of_all}",
+        "" if line.loss is None else f"{line.loss:.4f}",
+        speed if line.mfu is None else f"{speed} (MFU {line.mfu:.0%})",
+        "" if line.goodput is None else f"{line.goodput:.0%}",
+        "" if line.saved_step is None else f"{line.saved_step:,}",
+        str(line.restarts),
+        line.job,
+        line.holder,
+        line.cause,
+    ]
+
+
+def _show_one(path: Path, events: int, as_json: bool) -> int:
+    status = read_status(path, time.time(), events)
+    if as_json:
         print_json(asdict(status))
         return 0
-    print(f"{options.run}: {status.state}")
+    print(f"{path}: {status.state}")
     for line in cause_lines(status.root_cause):
         print(f"  {visible(line)}")
     print_facts(facts(status))

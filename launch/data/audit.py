@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     recipe, states = open_run(options.run)
     batch_size = recipe.train.global_batch_size
     steps = options.steps or (states[0]["step"] if states else recipe.train.steps)
-    plan = plan_of(recipe.data, recipe.model.seq_len, batch_size, states)
+    plan = plan_of(recipe.data, recipe.model.seq_len, batch_size, states, recipe.batch_changes)
     result = audit(plan, plan.batch_sizes.first_sample(steps), options.ranks, states, progress)
     if options.json:
         print_json(as_json(result, recipe))

@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         recipe.data,
         seq_len=recipe.model.seq_len,
         global_batch_size=recipe.train.global_batch_size,
+        batch_changes=recipe.batch_changes,
         step=data_step(options.run, options.step) if options.data_step is None else options.data_step,
         positions=None if options.sample is None else [options.sample],
         states=states,

@@ -57,6 +57,9 @@ def test_every_setting_has_a_row_with_its_meaning(pages: dict[str, str]) -> None
         assert setting.name in rows
     assert "| int, > 0 |  |" in rows["train.steps"]
     assert "`fsdp2`" in rows["parallel.engine"]
+    page = pages["reference/recipe.md"]
+    assert "A list; `data.sources.0` is its first item." in page
+    assert "{#model-mup}\n\nMaximal update parametrization; null" in page, "a section that may be null is no list"
 
 
 def test_rules_across_settings_are_listed(pages: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ from train.health.lease import Holder, read_lease
 from train.records.events import EventLog
 from train.records.jsonl import read_backwards, read_jsonl
 from train.records.metrics import Metrics
+from train.sinks.background import Sinks
 
 
 def repeat_an_id(content: dict[str, Any]) -> None:
@@ -63,14 +64,7 @@ def test_a_log_that_is_a_link_out_of_the_run_folder_is_not_appended_to(tmp_path:
     (tmp_path / "private").write_bytes(b"without a line break")
     (tmp_path / "run" / name).symlink_to(tmp_path / "private")
     EventLog(tmp_path / "run" / "events.jsonl")("started", attempt=1)
-    metrics = Metrics(
-        tmp_path / "run" / "metrics.jsonl",
-        tmp_path / "run" / "tensorboard",
-        first_step=0,
-        total_steps=9,
-        log_every=1,
-        enabled=True,
-    )
+    metrics = Metrics(tmp_path / "run" / "metrics.jsonl", Sinks(), total_steps=9, log_every=1, enabled=True)
     metrics.write_evaluation(1, {"validation_loss": 1.0})
     metrics.close()
     assert (tmp_path / "private").read_bytes() == b"without a line break"

@@ -79,10 +79,10 @@ def write_run(folder: Path, events: list[bytes], metrics: list[bytes]) -> Path:
 def answers(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Any, ...]:
     """What all readers of the logs of a run say."""
     said: list[Any] = []
-    for command in ("status", "report"):
-        assert cli.main([command, str(run), "--json"]) == 0
+    for command in (["status"], ["report", "--text"]):
+        assert cli.main([command[0], str(run), "--json"]) == 0
         said.append(json.loads(capsys.readouterr().out))
-        assert cli.main([command, str(run)]) == 0
+        assert cli.main([*command, str(run)]) == 0
         capsys.readouterr()
     said[0].pop("silent_seconds")
     said.append(requeue.ending(run, 0.0, 1))
@@ -110,8 +110,8 @@ def test_a_flipped_bit_never_stops_a_reader(tmp_path_factory: pytest.TempPathFac
     content = data.draw(st.sampled_from(contents))
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     write_run(run, [bytes(contents[0])], [bytes(contents[1])])
-    for command in ("status", "report"):
-        assert cli.main([command, str(run)]) == 0
+    for command in (["status"], ["report", "--text"]):
+        assert cli.main([*command, str(run)]) == 0
     requeue.ending(run, 0.0, 1)
     assert cli.main(["stop", str(run)]) in (0, 2)  # the flipped bit may hide that the run has stopped
 
@@ -158,7 +158,8 @@ def test_a_fifo_in_a_run_folder_hangs_no_command(tmp_path: Path, capsys: pytest.
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     assert cli.main(["status", str(run)]) == 0
-    assert cli.main(["report", str(run)]) == 0
+    assert cli.main(["report", str(run), "--text"]) == 0
+    assert cli.main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
     assert cli.main(["stop", str(run)]) == (0 if name == "events.jsonl" else 2)
     assert cli.main(["run", str(run / "recipe.yaml")]) == 2
     assert "Traceback" not in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from parallel.config import ParallelConfig
 from parallel.environ import read_world
 from tests.chaos.harness import build_data
 from tests.parallel.ranks import run_ranks
-from train.exchange import Agreement, Exchange, StepLosses
+from train.exchange import Agreement, Exchange, StepLosses, word_of_rank_0
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,18 @@ def test_a_step_carries_its_losses_and_the_facts_about_the_next_batch(runtime: R
     assert micro_batches[0].samples_B.tolist() == [1]
     assert second == Agreement([0.0, 1.0], False, True, False)
     assert read == [0, 1]
+
+
+@pytest.mark.parametrize("same_data_ranks", [1, 3])
+@pytest.mark.parametrize(("time_is_up", "steps"), [(False, 0), (True, 0), (False, 3), (True, 1000)])
+def test_rank_0_tells_the_others_how_many_steps_to_profile(same_data_ranks: int, time_is_up: bool, steps: int) -> None:
+    """Sums are divided by the number of ranks that see the same data, of which only rank 0 has a word to say."""
+    runtime: Any = SimpleNamespace(layout=SimpleNamespace(same_data_ranks=same_data_ranks))
+    exchange = Exchange(batches([]), lambda: (0, 0, word_of_rank_0(time_is_up, steps)), runtime, n_sources=2)
+    exchange.read_next()
+    exchange.receive(exchange.values(torch.zeros(2)).tolist())
+    _, agreement = exchange.next_step()
+    assert (agreement.time_is_up, agreement.profile_steps) == (time_is_up, steps)
 
 
 def test_facts_that_no_step_carried_are_exchanged_before_the_next_one(

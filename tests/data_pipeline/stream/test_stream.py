@@ -390,3 +390,72 @@ def test_sources_may_be_added_and_switched_off_between_two_starts(mixed: DataCon
 def test_at_least_one_source_must_have_a_weight() -> None:
     with pytest.raises(ValueError, match="the weight of all sources is 0"):
         config("a", "b", weights=[0, 0])
+
+
+SCHEDULE: dict[str, Any] = {"batch_changes": ((4, 12), (9, 48)), "seq_lens": ((0, 8), (6, 16), (11, 32))}
+
+
+def scheduled(stream: Stream, first: int, number: int, rank: int, ranks: int) -> list[list[Batch]]:
+    steps = stream.steps(
+        first_step=first, global_batch_size=G, micro_batch_size=2, rank=rank, world_size=ranks, **SCHEDULE
+    )
+    return list(islice(steps, number))
+
+
+@pytest.mark.parametrize("prefetch", [0, 40])
+def test_scheduled_batch_sizes_and_lengths_give_every_token_once_in_the_order_of_whole_rows(
+    mixed: DataConfig, prefetch: int
+) -> None:
+    """Resumed at each kind of step, on other numbers of ranks, the samples continue, and their tokens are all there."""
+    chosen = mixed.model_copy(update={"prefetch_batches": prefetch})
+    with open_stream(chosen, seq_len=32) as stream:
+        whole = {
+            int(sample): (batch.tokens_BT[b], batch.labels_BT[b], int(batch.sources_B[b]))
+            for step in steps_of(stream, 0, 20)
+            for batch in step
+            for b, sample in enumerate(batch.samples_B)
+        }
+    states: list[dict[str, Any]] = []
+    expected_sample = 0
+    for first, number, ranks in ((0, 5, 2), (5, 4, 1), (9, 3, 3)):
+        got: list[list[Batch]] = [[] for _ in range(number)]
+        saved = []
+        for rank in range(ranks):
+            with open_stream(chosen, seq_len=32) as stream:
+                if states:
+                    stream.restore(states)
+                for n, step in enumerate(scheduled(stream, first, number, rank, ranks)):
+                    got[n] += step
+                saved.append(json.loads(json.dumps(stream.state(first + number))))
+        states = saved
+        for step, read in enumerate(got, first):
+            size = G if step < 4 else 12 if step < 9 else 48
+            length = 8 if step < 6 else 16 if step < 11 else 32
+            parts = 32 // length
+            assert {batch.tokens_BT.shape for batch in read} == {(2 * parts, length)}
+            samples = sorted({int(sample) for batch in read for sample in batch.samples_B})
+            assert samples == list(range(expected_sample, expected_sample + size))
+            expected_sample += size
+            for batch in read:
+                for b in range(0, 2 * parts, parts):
+                    tokens, labels, source = whole[int(batch.samples_B[b])]
+                    assert np.array_equal(batch.tokens_BT[b : b + parts].reshape(-1), tokens)
+                    assert set(batch.sources_B[b : b + parts]) == {source}
+                    shorter = batch.labels_BT[b : b + parts].reshape(-1)
+                    kept = shorter != IGNORE
+                    assert np.array_equal(shorter[kept], labels[kept])
+                    ends = np.arange(32) % length == length - 1
+                    assert (kept | (labels == IGNORE) | ends).all(), "only the last token of a row loses its target"
+                    assert (batch.positions_BT[b : b + parts, 0] == 0).all()
+    merged = merge_states(states)
+    assert (merged["samples"], merged["batch_sizes"]) == (expected_sample, [[0, 24], [4, 12], [9, 48]])
+    plan = plan_of(chosen, 32, G, states, SCHEDULE["batch_changes"])
+    assert audit(plan, expected_sample, (1, 2, 3), states).counters_compared
+
+
+def test_a_scheduled_batch_size_that_the_ranks_do_not_divide_is_refused(mixed: DataConfig) -> None:
+    with (
+        open_stream(mixed, seq_len=32) as stream,
+        pytest.raises(DataError, match=r"train.global_batch_size \(12\) must be a multiple of .* ranks \(4\)"),
+    ):
+        scheduled(stream, 0, 1, 0, 4)

@@ -195,3 +195,63 @@ def test_a_step_beyond_the_recipe_is_not_shown_as_a_part_of_it(folder, capsys):
     write(folder, "metrics.jsonl", {"time": time.time(), "step": 190, "loss": 2.5})
     assert cli.main(["status", str(folder)]) == 0
     assert "190 (beyond the recipe's last, 100), " in capsys.readouterr().out
+
+
+def test_several_runs_are_a_table_of_one_line_each(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/done", "runs/broken", "runs/no-run", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    write(
+        tmp_path / "runs/done",
+        "events.jsonl",
+        {"time": 1000.0, "uptime": 1.0, "kind": "submitted", "jobs": ["41"]},
+        {"time": 1000.0, "uptime": 1.0, "kind": "started", "attempt": 3},
+        {"time": 1009.0, "uptime": 10.0, "kind": "finished", "step": 8, "seconds": {"start": 2.0, "step": 8.0}},
+    )
+    write(tmp_path / "runs/done", "metrics.jsonl", {"step": 8, "loss": 2.5, "tokens_per_second": 1234.5, "mfu": 0.4})
+    failed = {"time": 1000.0, "uptime": 1.0, "kind": "failed", "error": "no data set"}
+    write(tmp_path / "runs/broken", "events.jsonl", failed)
+    write(tmp_path / "elsewhere", "events.jsonl", {"time": 1000.0, "uptime": 1.0, "kind": "started", "attempt": 1})
+    hold(tmp_path / "elsewhere", os.getpid())
+    assert cli.main(["status"]) == 0
+    head, broken, done = (re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines())
+    assert head[:3] == ["run", "state", "step"]
+    assert broken == ["runs/broken", "failed", "0", "no data set"]
+    assert done == ["runs/done", "finished", "8", "2.5000", "1,234 (MFU 40%)", "80%", "2", "41"]
+    assert cli.main(["status", "runs", "elsewhere", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["run"], one["state"]) for one in runs] == [
+        ("runs/broken", "failed"),
+        ("runs/done", "finished"),
+        ("elsewhere", "running"),
+    ]
+    assert runs[2]["holder"].startswith(f"process {os.getpid()} on ")
+
+
+def test_the_rank_that_failed_first_is_in_the_table(folder, capsys):
+    write(folder, "events.jsonl", {"time": 100.0, "kind": "started", "attempt": 1})
+    (folder / "logs/n2").mkdir(parents=True)
+    Failure(101.0, 3, "n2", "exit code 1", (False, False, False), "", ["Traceback", "OOM", " "]).save(
+        folder / "logs/n2"
+    )
+    assert cli.main(["status", str(folder), str(folder), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["cause"] == "rank 3 on n2: exit code 1: OOM"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "runs/ does not exist here; name run folders, or a folder that has some"),
+        (["RUN", "RUN/logs"], "logs is not a run folder"),
+        (["RUN/..", "--events", "3"], "--events (3) is for one run, and there are 1; name one run folder"),
+    ],
+)
+def test_a_wrong_list_of_runs_is_refused_in_one_line(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine/run").mkdir(parents=True)
+    write(tmp_path / "mine/run", "events.jsonl", {"time": 100.0, "kind": "started", "attempt": 1})
+    assert cli.main(["status", *(one.replace("RUN", str(tmp_path / "mine/run")) for one in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
