@@ -155,7 +155,7 @@ def _check_depth(value: Any) -> None:
     raise _too_deep()
 
 
-def in_one_line(error: BaseException) -> str:
+def in_one_line(error: BaseException | str) -> str:
     """What an error of a library says, in one line of printable characters. Libraries repeat what they read."""
     text = " ".join(str(error).split())[:300]
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -14,6 +14,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.shards.dataset import DataSet
 from data_pipeline.shards.manifest import TRAIN, Count
 from data_pipeline.stream.counters import add, from_json, to_json
+from data_pipeline.untrusted import in_one_line
 
 STATE_VERSION = 1
 _STRICT = ConfigDict(strict=True, extra="ignore")
@@ -80,7 +81,7 @@ def check_states(states: Sequence[dict[str, Any]]) -> None:
         parsed = _STATES.validate_json(json.dumps(list(states)))
     except (ValidationError, ValueError) as error:
         first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else {"loc": (), "msg": error}
-        raise _no_state(f"{'.'.join(map(str, first['loc']))[:200]}: {first['msg']}") from None
+        raise _no_state(in_one_line(f"{'.'.join(map(str, first['loc']))[:200]}: {first['msg']}")) from None
     for state in parsed:
         phases = [first for first, _ in state.weights]
         sizes = [first for first, _ in state.batch_sizes or [(0, 1)]]

@@ -7,6 +7,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from data_pipeline.untrusted import in_one_line
 from launch.plan.activations import Backend
 from train.errors import ConfigError
 from train.recipe.yaml_text import TooMuchError, parse, read_text
@@ -102,8 +103,8 @@ def _read(path: Path) -> dict[str, Machine]:
         raise ConfigError(f"{path} has too many values or levels; launch/plan/machines.yaml shows the format") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise ConfigError(f"{path}: {where}{first['msg']}; launch/plan/machines.yaml shows the format") from None
+        problem = in_one_line("".join(f"{part}: " for part in first["loc"]) + first["msg"])
+        raise ConfigError(f"{path}: {problem}; launch/plan/machines.yaml shows the format") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{path} is not YAML: {reason}; launch/plan/machines.yaml shows the format") from None

@@ -239,6 +239,9 @@ def test_a_forged_state_of_the_data_is_one_line(built: Built, name: str) -> None
         forged = {**state["sources"][0], "fingerprint": "\r\n"}
         with pytest.raises(DataError, match=r"fingerprint: .*one line without control characters"):
             stream.restore([state | {"sources": [forged]}])
+        forged = {**state["sources"][0], "tokenizer": {"\r\n": "x"}}
+        with pytest.raises(DataError, match=r"\A[^\r\n]*one line without control characters"):
+            stream.restore([state | {"sources": [forged]}])
         with pytest.raises(DataError, match=r"quarantined block 99999 of source 0"):
             stream.restore([state | {"quarantined": [[0, 99999, "x"]]}])
     with pytest.raises(DataError):

@@ -131,3 +131,11 @@ def test_a_long_line_hides_no_other_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"step": 1}\n' + b"x" * (5 << 20) + b'\n{"step": 2}\n')
     assert [*read_jsonl(path)] == [{"step": 1}, {"step": 2}]
     assert [*read_backwards(path)] == [{"step": 2}, {"step": 1}]
+
+
+@pytest.mark.parametrize("name", ["nul\x00l", "\r\n"])
+def test_the_name_of_a_figure_of_a_machine_ends_no_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "machines.yaml").write_text(json.dumps({"mine": {name: 1}}))
+    with pytest.raises(ConfigError) as caught:
+        find_machine("mine", tmp_path / "machines.yaml")
+    assert str(caught.value).isprintable()

@@ -27,7 +27,7 @@ MAX_NAME = 1024
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 _SHOWN = 200
 _Count = Annotated[int, Field(ge=0, le=MOST)]
-_Text = Annotated[str, Field(max_length=MAX_NAME)]
+_Text = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 
 
 class _Facts(BaseModel):

@@ -101,7 +101,7 @@ def injected(folder: Path, out: Path) -> str:
     if (folder / "faults.json").is_file() and not (folder / "faults.json").is_symlink():
         with (folder / "faults.json").open("rb") as file:
             text = file.read(1 << 20).decode("utf-8", "surrogateescape")
-        FaultInjector({VARIABLE: text}, 1, out).inject("forward", 0)
+        FaultInjector({VARIABLE: text}, 1, out).inject("in no phase", 0)
     return "none is due"
 
 
