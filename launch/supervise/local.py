@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from launch.diagnose.reading import read_evidence
-from launch.diagnose.verdict import diagnose
+from launch.diagnose.after_failure import diagnose_failure
 from launch.diagnose.words import in_one_line
 from launch.supervise import network
 from launch.supervise.peers import Peers
@@ -90,8 +89,8 @@ def start(
 
 def _print_cause(folder: RunFolder, since: float) -> None:
     """Print why the ranks failed that were started since a moment, if anything says why."""
-    found = diagnose(read_evidence(folder.root, time.time(), since=since, has_ended=True))
-    if found.rule != "unknown":
+    found = diagnose_failure(folder.root, since)
+    if found is not None and found.rule != "unknown":
         print(visible(f"keepstep: root cause: {in_one_line(found)} (keepstep diagnose {folder.root})"), file=sys.stderr)
 
 

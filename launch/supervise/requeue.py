@@ -20,9 +20,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launch.diagnose.reading import read_evidence
+from launch.diagnose.after_failure import diagnose_failure
 from launch.diagnose.rule import Action
-from launch.diagnose.verdict import Diagnosis, diagnose
+from launch.diagnose.verdict import Diagnosis
 from launch.diagnose.words import in_one_line, is_explained
 from train.checkpoint.stores.steps import newest_step
 from train.exit_codes import FAILED, FINISHED, NEVER_AGAIN, STOPPED
@@ -103,8 +103,8 @@ def ending(run: Path, since: float, launcher_code: int) -> tuple[int, str]:
 
 def explain(run: Path, since: float, progress: bool) -> Diagnosis | None:
     """Return the cause of a failure since a moment; None if no rule explains it. The ranks have ended."""
-    found = diagnose(read_evidence(run, time.time(), since=since, has_ended=True), progress)
-    return found if is_explained(found) else None
+    found = diagnose_failure(run, since, progress)
+    return found if found is not None and is_explained(found) else None
 
 
 def stopped_while_waiting(run: Path, submitted: str) -> bool:

@@ -5,6 +5,7 @@ from datetime import datetime
 
 import pytest
 
+from launch.diagnose import after_failure
 from launch.supervise.requeue import Attempt, decide, ending, main, saved_step
 from tests.launch.diagnose.cluster import START, Cluster
 
@@ -125,3 +126,12 @@ def test_an_error_without_a_rule_is_decided_by_progress_alone(tmp_path, capsys):
 def test_no_rule_changes_the_decision_after_a_failure_for_good(tmp_path, capsys):
     run = failed_run(tmp_path / "run", "CUDA error: uncorrectable ECC error encountered", exit_code=2)
     assert verdict(run, capsys, code=2).startswith("not requeued: failed for good")
+
+
+def test_a_mistake_in_a_rule_leaves_the_decision_to_the_exit_code(tmp_path, capsys, monkeypatch):
+    def break_down(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(after_failure, "diagnose", break_down)
+    assert main(["decide", str(tmp_path), "--mark", "0:-1", "--launcher-code", "1", "--limit", "1"]) == 1
+    assert "not requeued: failed without progress" in capsys.readouterr().out
