@@ -3,10 +3,12 @@
 import logging
 import math
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ from train.records.events import EventLog, events_backwards, read_events
 from train.records.goodput import seconds_of_attempts
 from train.records.jsonl import last_record
 from train.records.metrics import Metrics, Speed
-from train.records.peaks import device_peak
+from train.records.peaks import device_name, device_peak
 from train.records.progress import Progress
 from train.resume import resume
 from train.run import Run
@@ -244,6 +246,8 @@ def _record_start(recipe: Recipe, runtime: Runtime, folder: RunFolder, record: E
         attempt=attempt,
         world_size=runtime.world.world_size,
         engine=recipe.parallel.engine,
+        device=device_name(runtime.device),
+        versions={name: version(name) for name in ("keepstep", "torch")} | {"python": platform.python_version()},
         previous=previous and {key: previous[key] for key in ("attempt", "step", "uptime") if key in previous},
     )
     return attempt

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 ENDS = {"finished": "", "stopped": "reason", "failed": "error", "hang": "why"}
 """Kind of event that says why an attempt ended -> the name of the cause in it."""
@@ -19,6 +19,8 @@ class Attempt:
     """Wall-clock time of its last sign of life."""
     world_size: int | None
     engine: str
+    environment: str = ""
+    """Device and versions, for people."""
     ending: str = ""
     """`finished`, `stopped`, `failed` or `hang`; empty if the attempt left no such event."""
     cause: str = ""
@@ -39,6 +41,7 @@ def attempts_of(events: Iterable[Mapping[str, Any]], last_write: float | None = 
             found.append(Attempt(_whole(event.get("attempt"), len(found) + 1), began, time, None, ""))
             found[-1].world_size = event.get("world_size")
             found[-1].engine = str(event.get("engine", ""))
+            found[-1].environment = _environment(event)
             continue
         if not found or event["kind"] in ("submitted", "stop_requested"):
             continue
@@ -50,6 +53,12 @@ def attempts_of(events: Iterable[Mapping[str, Any]], last_write: float | None = 
     if found and last_write is not None:
         found[-1].ended = max(found[-1].ended, last_write)
     return found
+
+
+def _environment(event: Mapping[str, Any]) -> str:
+    versions = event.get("versions")
+    parts = cast(dict[str, Any], versions).items() if isinstance(versions, dict) else ()
+    return ", ".join([*filter(None, [str(event.get("device", ""))]), *(f"{name} {value}" for name, value in parts)])
 
 
 def _whole(value: Any, otherwise: int) -> int:

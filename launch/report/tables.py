@@ -3,6 +3,7 @@
 import html
 from collections.abc import Sequence
 
+from launch.report.documents import documents_of
 from launch.report.run_data import BAD_STEPS, RunData
 from launch.terminal import duration, local_time, size, visible
 from train.records.goodput import Account
@@ -68,6 +69,7 @@ def _facts(run: RunData) -> dict[str, str]:
     if run.attempts:
         facts["ranks"], facts["engine"] = str(run.attempts[-1].world_size or ""), run.attempts[-1].engine
         facts["began"] = local_time(run.began)
+        facts["environment"] = run.attempts[-1].environment
     facts["machines"] = _listed(run.hosts)
     return facts
 
@@ -123,11 +125,13 @@ def _bad_step_table(run: RunData) -> str:
     for event in events[-SHOWN:]:
         first, samples, step = (event.get(name) for name in ("first_sample", "samples", "data_step"))
         known = isinstance(first, int) and isinstance(samples, int) and isinstance(step, int)
-        documents = f"keepstep data trace {run.path} --step {step}" if known else ""
+        documents = f"keepstep data trace {run.path} --data-step {step}" if known else ""
         numbers = f"{first} to {first + samples - 1}" if isinstance(first, int) and isinstance(samples, int) else ""
         rows.append([event["kind"], str(event.get("step", "")), str(event.get("why", "")), numbers, documents])
     columns = ["kind", ">after step", "cause", "samples", "command that shows their documents"]
-    return table(columns, rows, _caption("Bad steps", count))
+    found = documents_of(run.path, events)
+    names = [">global batch", ">sample", "file", ">document", "text"]
+    return table(columns, rows, _caption("Bad steps", count)) + table(names, found, "Documents of the newest bad steps")
 
 
 def _checkpoint_table(run: RunData) -> str:

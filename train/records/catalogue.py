@@ -6,7 +6,7 @@ are complete and that nothing in them is unused.
 
 EVENTS = {
     "submitted": "`keepstep submit` gave the run to Slurm: the ids of its jobs, in the order of the chain.",
-    "started": "A rank 0 started: the number of the attempt, the world size and the engine. Begins an attempt.",
+    "started": "A rank 0 started: number of the attempt, world size, engine, device, versions. Begins an attempt.",
     "resumed": "A checkpoint was loaded, at a start or by a roll-back: its step and tokens, and the seconds it took.",
     "attention": "The form of attention that this attempt computes; the checkpoint's, unless the recipe names another.",
     "allowed_difference": "A setting differs from the checkpoint, and `--allow` permits it: name, old and new value.",

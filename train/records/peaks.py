@@ -1,5 +1,7 @@
 """Peak speeds of GPUs by their datasheets, for model FLOPs utilization (MFU)."""
 
+import platform
+
 import torch
 
 DENSE_BF16_TFLOPS = {
@@ -34,6 +36,11 @@ def datasheet_peak(device_name: str) -> float | None:
     return None if tflops is None else tflops * 1e12
 
 
+def device_name(device: torch.device) -> str:
+    """Return what the device is called; of a CPU only its architecture is known."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
+
+
 def device_peak(device: torch.device) -> float | None:
     """Return the dense bf16 peak of this rank's device in FLOP per second; None for a CPU or an unknown device."""
-    return datasheet_peak(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return datasheet_peak(device_name(device)) if device.type == "cuda" else None

@@ -38,7 +38,17 @@ def events(words: str) -> list[dict[str, Any]]:
         event("saved", 130, 31, step=30, bytes=12345, stall_seconds=0.5, seconds=1.5, tier="shared", removed=[]),
         event("spike", 135, 36, step=34, why=words, data_step=34, first_sample=272, samples=8),
         event("failed", 141, 42, rank=1, exit_code=1, error=words),
-        event("started", 200, 1, attempt=2, world_size=2, engine="ddp", previous={"attempt": 1, "step": 40}),
+        event(
+            "started",
+            200,
+            1,
+            attempt=2,
+            world_size=2,
+            engine="ddp",
+            previous={"attempt": 1, "step": 40},
+            device="cpu (x86_64)",
+            versions={"torch": "2"},
+        ),
         event("resumed", 201, 2, step=30, tokens=1920, took_seconds=1.0),
         event("finished", 231, 32, step=STEPS, reason=None, seconds={"start": 2.0, "step": 28.0, "evaluation": 2.0}),
     ]

@@ -65,8 +65,9 @@ def test_the_tables_name_causes_documents_costs_and_differences(tmp_path: Path, 
     runs = make_run(tmp_path / "a"), make_run(tmp_path / "b", lr=0.2)
     texts = Texts(report(tmp_path / "out.html", *runs)).texts
     assert texts.count("failed: out of memory") == 2
-    assert f"keepstep data trace {runs[0]} --step 34" in texts
+    assert f"keepstep data trace {runs[0]} --data-step 34" in texts
     assert "272 to 279" in texts
+    assert "cpu (x86_64), torch 2" in texts
     place = texts.index("Differences of the recipes")
     assert [text for text in texts[place:] if text.strip()][4:7] == ["optim.lr", "0.1", "0.2"]
     assert "train.steps" not in texts
