@@ -11,7 +11,7 @@ demo: $(INSTALLED)  ## train, kill, resume, compare, export: the whole system in
 	$(VENV)/bin/keepstep demo
 
 test: $(INSTALLED)  ## every test that is not marked slow or gpu, with the coverage of the test process
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu" -n 2 --dist loadgroup --cov --cov-report=
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --cov --cov-report=
 
 lint: $(INSTALLED)  ## style, types, shell scripts, the Dockerfile
 	$(VENV)/bin/ruff check .

@@ -31,14 +31,6 @@ for number in SIGNALS:
         signal.signal(number, lambda *_: None)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all tests of a file, which may share ranks, and all of tests/slurm, which share a cluster."""
-    for item in items:
-        folder = item.path.parent
-        item.add_marker(pytest.mark.xdist_group("slurm" if folder.name == "slurm" else str(item.path)))
-
-
 @pytest.fixture(autouse=True, scope="session")
 def no_progress_lines() -> Iterator[None]:
     """Commands show no progress, which only slow machines would see."""

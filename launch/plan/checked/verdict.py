@@ -18,6 +18,7 @@ from launch.plan.search import what_would_fit
 from launch.supervise.local import Node
 from launch.terminal import duration
 from parallel.errors import LaunchError
+from train.checkpoint.stores.steps import newest_step
 from train.config import Recipe
 from train.errors import ConfigError
 from train.health.exhausted import PLAN_VARIABLE
@@ -77,7 +78,10 @@ def check_before_run(
 
     Raises LaunchError if the run cannot fit and has never saved a checkpoint. On CPUs nothing is printed."""
     ranks = node.ranks * node.nodes
-    has_trained = any(RunFolder.of(recipe).checkpoints.glob("step-*"))
+    try:
+        has_trained = newest_step(RunFolder.of(recipe).checkpoints) is not None
+    except OSError:  # the start says what is wrong with the folder
+        return {}
     try:
         plan = for_ranks(recipe, ranks, "gpu" if on_gpus else host_backend())
     except (ConfigError, LaunchError):  # the ranks refuse this layout themselves
