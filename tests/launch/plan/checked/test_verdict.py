@@ -80,7 +80,7 @@ def test_a_run_that_has_saved_a_checkpoint_is_not_refused(tmp_path):
     recipe = load_recipe("recipes/laptop.yaml", [f"runs_dir={tmp_path}"])
     with pytest.raises(LaunchError):
         check_before_run(recipe, Node(1), device(0.5), force=False, on_gpus=True)
-    (tmp_path / recipe.name / "checkpoints" / "step-10").mkdir(parents=True)
+    (tmp_path / recipe.name / "checkpoints" / "step-00000010").mkdir(parents=True)
     assert check_before_run(recipe, Node(1), device(0.5), force=False, on_gpus=True)
 
 
