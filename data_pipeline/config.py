@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -71,48 +71,44 @@ class WeightChange(BaseModel):
     """One weight for each source, 0 or above."""
 
 
-def check_one_place(schedule: str, step: int | None, tokens: float | None) -> None:
-    """ValueError unless a change of a schedule has either a step or a number of tokens."""
-    if (step is None) == (tokens is None):
-        raise ValueError(f"each change of train.{schedule} needs either step ({step}) or tokens ({tokens})")
-
-
-class BatchSizeChange(BaseModel):
-    """A new global batch size, used from one step onwards."""
+class _Change(BaseModel):
+    """A change of a schedule of `train`, at a step or at a number of tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    schedule: ClassVar[str]
+    """Name of the setting."""
+    step: int | None = Field(default=None, ge=0, le=1 << 40)
+    """First optimizer step (counted from 0) after the change. Skipped batches count as steps."""
+    tokens: float | None = Field(default=None, gt=0, le=1e18)
+    """In place of `step`: the change comes as soon as the batches before it have this many tokens."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        """Each change needs either `step` or `tokens`."""
+        if (self.step is None) == (self.tokens is None):
+            raise ValueError(
+                f"each change of train.{self.schedule} needs either step ({self.step}) or tokens ({self.tokens})"
+            )
+        return self
+
+
+class BatchSizeChange(_Change):
+    """A new global batch size, used from one step onwards."""
+
+    schedule = "batch_schedule"
     step: int | None = Field(default=None, gt=0, le=1 << 40)
     """First optimizer step (counted from 0) with this size. Skipped batches count as steps."""
-    tokens: float | None = Field(default=None, gt=0, le=1e18)
-    """In place of `step`: tokens of the batches before it. The first step that has so many before it is meant."""
     global_batch_size: int = Field(gt=0, le=1 << 31)
     """Sequences per optimizer step, summed over all ranks."""
 
-    @model_validator(mode="after")
-    def _one_place(self) -> "BatchSizeChange":
-        """Each change needs either `step` or `tokens`."""
-        check_one_place("batch_schedule", self.step, self.tokens)
-        return self
 
-
-class SeqLenChange(BaseModel):
+class SeqLenChange(_Change):
     """Another length of the rows that the model gets, used from one step onwards."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-    step: int | None = Field(default=None, ge=0, le=1 << 40)
-    """First optimizer step (counted from 0) with this length. Skipped batches count as steps."""
-    tokens: float | None = Field(default=None, gt=0, le=1e18)
-    """In place of `step`: tokens of the batches before it. The first step that has so many before it is meant."""
+    schedule = "seq_len_schedule"
     seq_len: int = Field(gt=0)
     """Tokens of a row, a divisor of `model.seq_len`."""
-
-    @model_validator(mode="after")
-    def _one_place(self) -> "SeqLenChange":
-        """Each change needs either `step` or `tokens`."""
-        check_one_place("seq_len_schedule", self.step, self.tokens)
-        return self
 
 
 class DataConfig(BaseModel):

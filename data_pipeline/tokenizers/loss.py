@@ -36,8 +36,9 @@ class LossCounter:
         wanted = self._tokenizer.normalize(character)
         if not wanted.strip():
             return False
+        twice = 2 * character  # the second one stands within a word, where another token may be used
         try:
-            ids = self._tokenizer.encode(2 * character)  # twice, because within a word another token may encode it
+            ids = self._tokenizer.encode(twice)
         except Exception:  # some models refuse such a text, so a document cannot lose it silently
             return False
         if self._tokenizer.unknown in ids:

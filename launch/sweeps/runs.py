@@ -153,7 +153,7 @@ def _say(line: str) -> None:
 def cause_of(run: PlannedRun) -> str:
     """Why the run failed, in one line: the error of its newest event `failed`, or else of its command."""
     if failed := next(events_backwards(run.folder.events, ["failed"]), None):
-        return str(failed.get("error", "")).splitlines()[0][:LONGEST_CAUSE]
+        return str(failed.get("error", "")).partition("\n")[0][:LONGEST_CAUSE]
     try:
         lines = read_file(run.log, limit=LARGEST_LOG).decode(errors="replace").splitlines()
     except OSError:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data_pipeline.untrusted import in_one_line
 from train.errors import ConfigError, DeviceMemoryError, ExhaustedError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -83,7 +84,7 @@ def memory_ran_out(error: BaseException, breakdown: str = "") -> str:
 
     If the run has a plan, it names the changes that save most, and the plan's total if there is no breakdown."""
     plan = planned()
-    said = " ".join(str(error).split())[:300]
+    said = in_one_line(error)
     if not breakdown and plan.parts:
         breakdown = f"this rank held up to {peak_host_bytes() / 2**30:.2f} GiB, the plan is {plan.total / 2**30:.2f}"
     told = "; ".join(part for part in (said, breakdown) if part)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from queue import Full, Queue
 
+from data_pipeline.untrusted import in_one_line
 from train.sinks.sink import Figures, Sink
 
 log = logging.getLogger(__name__)
@@ -82,8 +83,7 @@ class BackgroundSink:
             sink.close()
         except Exception as error:  # of whatever kind: foreign code talks to foreign machines
             self._has_failed = True
-            said = " ".join(str(error).split())[:300]
-            self._warn(f"{type(error).__name__}: {said}; it is off until the next start")
+            self._warn(f"{type(error).__name__}: {in_one_line(error)}; it is off until the next start")
 
     def _warn(self, why: str) -> None:
         if not self._has_warned:

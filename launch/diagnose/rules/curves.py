@@ -76,4 +76,4 @@ RULES = (
         "([performance](performance.md#threads-that-wait))",
     ),
 )
-"""In the order of weight."""
+"""The gravest first."""

@@ -118,4 +118,4 @@ RULES = (
         remedy="wait, or look at the queue: `squeue`",
     ),
 )
-"""In the order of causality: what a person wanted comes first."""
+"""Causes before their consequences; what a person wanted comes first."""

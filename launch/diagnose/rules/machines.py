@@ -136,4 +136,4 @@ RULES = (
         remedy="look at the other nodes' logs and at the scheduler; the same command resumes the run",
     ),
 )
-"""In the order of causality."""
+"""Causes before their consequences."""

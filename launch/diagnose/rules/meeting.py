@@ -109,4 +109,4 @@ RULES = (
         remedy="end the process that the message names",
     ),
 )
-"""In the order of the documentation."""
+"""The documentation keeps this order."""

@@ -32,4 +32,4 @@ RULES = (
         remedy="save it with `safe_serialization=True`",
     ),
 )
-"""In the order of the documentation."""
+"""The documentation keeps this order."""

@@ -50,4 +50,4 @@ RULES = (
         remedy="run again with fewer `--workers`; finished work is kept",
     ),
 )
-"""In the order of the documentation."""
+"""The documentation keeps this order."""

@@ -5,6 +5,7 @@ from functools import partial
 from launch.diagnose.rule import Action, Level, Rule
 
 _rule = partial(Rule, section="Slurm", level=Level.OUTSIDE, action=Action.STOP)
+_unhealthy = partial(_rule, level=Level.CONSEQUENCE, action=Action.RESTART, external=True)
 
 RULES = (
     _rule(
@@ -21,41 +22,29 @@ RULES = (
         cause="`--requeue-limit` is reached",
         remedy="find out why attempts fail, then submit again",
     ),
-    _rule(
+    _unhealthy(
         name="gpu-memory-faulty",
-        level=Level.CONSEQUENCE,
-        action=Action.RESTART,
-        external=True,
         sees=("uncorrected memory errors",),
         signs=(r"^unhealthy (?P<node>[^:\s]+): .*uncorrected memory errors",),
         cause="a GPU's memory is faulty",
         remedy="report the node; it is excluded",
     ),
-    _rule(
+    _unhealthy(
         name="slow-links",
-        level=Level.CONSEQUENCE,
-        action=Action.RESTART,
-        external=True,
         sees=("exchanges with its neighbours run at",),
         signs=(r"^unhealthy (?P<node>[^:\s]+): .*exchanges with its neighbours run at",),
         cause="a node's network is slow",
         remedy="report the node; it is excluded",
     ),
-    _rule(
+    _unhealthy(
         name="wrong-products",
-        level=Level.CONSEQUENCE,
-        action=Action.RESTART,
-        external=True,
         sees=("multiplies wrongly",),
         signs=(r"^unhealthy (?P<node>[^:\s]+): .*multiplies wrongly",),
         cause="a device computes wrong results",
         remedy="report the node; it is excluded",
     ),
-    _rule(
+    _unhealthy(
         name="unhealthy-node",
-        level=Level.CONSEQUENCE,
-        action=Action.RESTART,
-        external=True,
         sees=("unhealthy ...",),
         signs=(r"^unhealthy (?P<node>[^:\s]+): ",),
         cause="a node failed the check before the start",
@@ -76,4 +65,4 @@ RULES = (
         remedy="raise `KillWait`, or save more often",
     ),
 )
-"""In the order of the documentation."""
+"""The documentation keeps this order."""

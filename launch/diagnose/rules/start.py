@@ -174,4 +174,4 @@ RULES = (
         remedy="use the checkpoint's recipe, or another `name`",
     ),
 )
-"""In the order of the documentation."""
+"""The documentation keeps this order."""

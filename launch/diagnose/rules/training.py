@@ -198,4 +198,4 @@ RULES = (
         remedy="nothing: the run does not need them",
     ),
 )
-"""In the order of causality."""
+"""Causes before their consequences."""

@@ -39,4 +39,4 @@ RULES = (
         remedy="read the logs of the ranks; look at the scheduler's log",
     ),
 )
-"""In the order of causality."""
+"""Causes before their consequences."""

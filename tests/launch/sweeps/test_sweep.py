@@ -11,10 +11,10 @@ import pytest
 
 from launch.cli import main
 from launch.sweeps.grid import combinations
-from launch.sweeps.runs import Ending, Outcome, plan_run
+from launch.sweeps.runs import Ending, Outcome, cause_of, plan_run
 from launch.sweeps.sweep_report import report_of
 from train.exit_codes import STOPPED
-from train.records.events import read_events
+from train.records.events import EventLog, read_events
 
 GRID = "model.vocab_size=320,64"
 """A run that finishes and one that fails: the tokenizer has 300 tokens."""
@@ -134,3 +134,10 @@ def test_the_same_runs_can_be_submitted_as_an_array_job(recipe: Path, capsys: py
     assert "#SBATCH --array=0-1" in script
     assert "SWEEP=('lr-1e-3 optim.lr=1e-3' 'lr-2e-3 optim.lr=2e-3')" in script
     assert "OVERRIDES=(train.seed=4)" in script
+
+
+def test_a_failure_without_words_is_no_error_of_the_sweep(tmp_path: Path) -> None:
+    run = plan_run("recipes/laptop.yaml", [f"runs_dir={tmp_path}"], "x")
+    run.folder.root.mkdir()
+    EventLog(run.folder.events)("failed", error="")
+    assert cause_of(run) == ""
